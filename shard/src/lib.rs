@@ -1,0 +1,3 @@
+//! The data plane of one core.
+
+pub mod output;

@@ -1,0 +1,4 @@
+//! Outputs.
+
+/// All output of one subtask to one exchange.
+pub struct ResultPartition {}

@@ -1,0 +1,1 @@
+//! Configuration: every key with its name, unit, default and bounds.

@@ -1,0 +1,1 @@
+//! The job graph: vertices, edges, key groups.

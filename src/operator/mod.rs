@@ -1,0 +1,67 @@
+//! Operators: fused into a chain at compile time, each handing its records to the next.
+
+use crate::record::{Record, Timestamp};
+use crate::source::SourceError;
+use tidegate_shard::output::ResultPartition;
+
+/// What travels among the records and is not one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Control {
+    /// No record with a smaller event time follows, in milliseconds.
+    Watermark(i64),
+    /// This input has nothing to say for now: leave it out of the watermark.
+    Idle,
+    /// The end of `Idle`.
+    Active,
+    /// Emitted by a source at `at_ns` to measure how long the way to each operator is.
+    Marker {
+        /// Index of the source's vertex.
+        vertex: u32,
+        /// Its subtask.
+        subtask: u32,
+        /// Monotonic time of emission, in nanoseconds.
+        at_ns: u64,
+    },
+}
+
+/// Whether a step was the last one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Call again.
+    Pending,
+    /// There is nothing left to do.
+    Done,
+}
+
+/// The rest of a chain, as the operator before it sees it.
+pub trait Collector<T: Record> {
+    /// Takes one record.
+    fn collect(&mut self, record: T::Ref<'_>, at: Timestamp);
+
+    /// Takes what is not a record.
+    fn control(&mut self, control: Control);
+
+    /// Whether one more record is welcome: every output of the chain is available and nothing failed.
+    fn ready(&self) -> bool;
+
+    /// The input has ended: emit what is held back, a bounded step a call.
+    fn finish(&mut self) -> Step;
+
+    /// Calls `f` with every result partition of the chain, in order of its output index.
+    fn outputs(&mut self, f: &mut dyn FnMut(&mut ResultPartition));
+
+    /// Makes visible what a sink holds; called at the end of a turn that had input.
+    fn end_of_turn(&mut self);
+
+    /// The failure that stopped the chain, with the name of the operator that failed.
+    fn failure(&mut self) -> Option<OperatorFailure>;
+}
+
+/// An operator that returned an error.
+#[derive(Debug)]
+pub struct OperatorFailure {
+    /// Its name.
+    pub operator: String,
+    /// What it said.
+    pub cause: SourceError,
+}

@@ -1,0 +1,98 @@
+//! Sources: where records come from.
+//!
+//! A source is polled on its shard's thread and must never block there: it emits what it has while
+//! [`SourceOutput::ready`] holds and says what it waits for.
+
+use crate::operator::{Collector, Control};
+use crate::record::{NO_TIMESTAMP, Record, Timestamp};
+use std::marker::PhantomData;
+
+/// One parallel instance of a source.
+pub trait Source: 'static {
+    /// What it emits.
+    type Item: Record;
+
+    /// Emits records while `out.ready()`, then says why it stopped.
+    ///
+    /// # Errors
+    ///
+    /// Any error fails the job, with the source's name in front.
+    fn poll<C: Collector<Self::Item>>(
+        &mut self,
+        out: &mut SourceOutput<'_, Self::Item, C>,
+    ) -> Result<SourcePoll, SourceError>;
+}
+
+/// Why a source stopped emitting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SourcePoll {
+    /// There is more; it was the output that was no longer ready.
+    More,
+    /// Nothing to emit before this time, in nanoseconds of [`SourceOutput::now_ns`]'s clock.
+    WaitUntil(u64),
+    /// Nothing to emit until the task's waker is used (see `SourceContext::waker`).
+    Wait,
+    /// The source has ended.
+    Done,
+}
+
+/// What a source, sink or operator may fail with: the cause, in the user's words.
+pub type SourceError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Where a source puts its records.
+pub struct SourceOutput<'a, T: Record, C: Collector<T>> {
+    next: &'a mut C,
+    budget: u32,
+    emitted: u32,
+    now_ns: u64,
+    item: PhantomData<fn(T)>,
+}
+
+impl<'a, T: Record, C: Collector<T>> SourceOutput<'a, T, C> {
+    /// An output that takes at most `budget` records before it is no longer ready.
+    pub(crate) fn new(next: &'a mut C, budget: u32, now_ns: u64) -> Self {
+        SourceOutput { next, budget, emitted: 0, now_ns, item: PhantomData }
+    }
+
+    /// Whether one more record may be emitted now. Ask before each record.
+    #[inline(always)]
+    pub fn ready(&self) -> bool {
+        self.emitted < self.budget && self.next.ready()
+    }
+
+    /// Emits a record without a timestamp.
+    #[inline(always)]
+    pub fn emit(&mut self, record: T::Ref<'_>) {
+        self.emit_at(record, NO_TIMESTAMP);
+    }
+
+    /// Emits a record with its event time.
+    #[inline(always)]
+    pub fn emit_at(&mut self, record: T::Ref<'_>, at: Timestamp) {
+        self.emitted += 1;
+        self.next.collect(record, at);
+    }
+
+    /// Emits a watermark, idleness or a latency marker.
+    pub fn control(&mut self, control: Control) {
+        self.next.control(control);
+    }
+
+    /// Monotonic time at which this poll began, in nanoseconds.
+    #[inline(always)]
+    pub fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    /// How many more records this poll may emit at most.
+    #[inline(always)]
+    pub fn budget(&self) -> u32 {
+        self.budget - self.emitted
+    }
+
+    /// Records emitted in this poll so far.
+    #[inline(always)]
+    pub fn emitted(&self) -> u32 {
+        self.emitted
+    }
+}

@@ -1,0 +1,3 @@
+//! What outlives a process.
+
+pub mod table;
