@@ -1,4 +1,6 @@
-//! Outputs.
+//! Outputs: records into segments, segments towards their consumers.
 
-/// All output of one subtask to one exchange.
-pub struct ResultPartition {}
+mod partition;
+mod subpartition;
+
+pub use partition::{PartitionFailure, PartitionLoad, ResultPartition};

@@ -1,0 +1,167 @@
+//! The real driver: a pinned thread that runs a shard's turns and sleeps on its eventfd.
+
+use crate::channel::doorbell::Wake;
+use crate::shard::Shard;
+use crate::task::Clock;
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What a shard does when there is nothing to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IdleStrategy {
+    /// Looks again and again: quickest, and takes the whole core.
+    Spin,
+    /// Looks for so many nanoseconds, then sleeps: quick, and quiet when idle.
+    Backoff {
+        /// Time to look before sleeping, in nanoseconds.
+        spin_ns: u64,
+    },
+    /// Sleeps at once.
+    Park,
+}
+
+/// The monotonic clock.
+#[derive(Debug, Clone, Copy)]
+pub struct MonotonicClock {
+    origin: Instant,
+}
+
+impl MonotonicClock {
+    /// A clock that counts from now on; copies count alike.
+    pub fn start() -> Self {
+        MonotonicClock { origin: Instant::now() }
+    }
+}
+
+impl Clock for MonotonicClock {
+    #[inline]
+    fn now_ns(&self) -> u64 {
+        self.origin.elapsed().as_nanos() as u64
+    }
+}
+
+/// An eventfd that ends a shard's sleep.
+pub struct EventFd(File);
+
+impl EventFd {
+    /// A fresh one.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's answer, for instance when the limit of open files is reached.
+    pub fn new() -> io::Result<Arc<EventFd>> {
+        // SAFETY: makes a descriptor and touches no memory.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is fresh and ours alone.
+        Ok(Arc::new(EventFd(unsafe { File::from_raw_fd(fd) })))
+    }
+
+    /// Sleeps until woken or, if given, for `timeout_ns` nanoseconds.
+    fn sleep(&self, timeout_ns: Option<u64>) {
+        let timeout = timeout_ns.map(|ns| libc::timespec {
+            tv_sec: (ns / 1_000_000_000) as libc::time_t,
+            tv_nsec: (ns % 1_000_000_000) as libc::c_long,
+        });
+        let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one descriptor and a timeout that live here; interrupted or timed out, the caller looks.
+        unsafe { libc::ppoll(&raw mut poll, 1, timeout, std::ptr::null()) };
+        if poll.revents != 0 {
+            // Takes the count back to zero; that it may be zero already does not matter.
+            let _ = (&self.0).read(&mut [0; 8]);
+        }
+    }
+}
+
+impl Wake for EventFd {
+    fn wake(&self) {
+        // Fails only if the count is at its maximum, and then the reader is awake in any case.
+        let _ = (&self.0).write(&1u64.to_ne_bytes());
+    }
+}
+
+/// Whether the thread waits for its core: then spinning only takes time from whom it waits for.
+struct RunDelay {
+    schedstat: Option<File>,
+    looked_at_ns: u64,
+    delay_ns: u64,
+    shares_core: bool,
+}
+
+impl RunDelay {
+    /// How often to look, in nanoseconds: a look costs about a microsecond.
+    const EVERY_NS: u64 = 20_000_000;
+
+    fn new() -> Self {
+        let schedstat = File::open("/proc/thread-self/schedstat").ok();
+        RunDelay { schedstat, looked_at_ns: 0, delay_ns: 0, shares_core: false }
+    }
+
+    /// Whether more than a tenth of the time since the last look was spent waiting for the core.
+    fn shares_core(&mut self, now_ns: u64) -> bool {
+        let since = now_ns.saturating_sub(self.looked_at_ns);
+        if since < Self::EVERY_NS {
+            return self.shares_core;
+        }
+        let Some(file) = &mut self.schedstat else { return false };
+        let mut text = [0u8; 96];
+        let len = file.rewind().and_then(|()| file.read(&mut text)).unwrap_or(0);
+        // Three numbers: time on the core, time waiting for it, slices.
+        let delay = std::str::from_utf8(&text[..len])
+            .ok()
+            .and_then(|s| s.split_ascii_whitespace().nth(1)?.parse::<u64>().ok());
+        if let Some(delay) = delay {
+            self.shares_core = self.looked_at_ns != 0 && (delay - self.delay_ns) * 10 > since;
+            self.delay_ns = delay;
+        }
+        self.looked_at_ns = now_ns;
+        self.shares_core
+    }
+}
+
+/// Turns at which a timer that is this near is waited for awake, in nanoseconds: about what it takes to
+/// fall asleep and wake up.
+const NEAR_NS: u64 = 2_000;
+
+/// Runs a shard on the calling thread until it stops.
+pub fn run(shard: &mut Shard, clock: &impl Clock, event: &EventFd, idle: IdleStrategy) {
+    // SAFETY: sets this thread's timer slack and touches no memory. Sleeps then end within a microsecond
+    // of their time rather than fifty.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000) };
+    let mut delay = RunDelay::new();
+    let mut idle_since_ns = None;
+    loop {
+        let outcome = shard.turn(clock);
+        if outcome.stopped {
+            return;
+        }
+        if outcome.worked {
+            idle_since_ns = None;
+            continue;
+        }
+        let spin_ns = match idle {
+            IdleStrategy::Spin => u64::MAX,
+            IdleStrategy::Backoff { spin_ns } => spin_ns,
+            IdleStrategy::Park => 0,
+        };
+        let now_ns = clock.now_ns();
+        let since_ns = *idle_since_ns.get_or_insert(now_ns);
+        let near = outcome.next_timer_ns.is_some_and(|at| at <= now_ns + NEAR_NS);
+        let keeps_looking =
+            now_ns - since_ns < spin_ns && (idle == IdleStrategy::Spin || !delay.shares_core(now_ns));
+        if near || keeps_looking {
+            std::hint::spin_loop();
+            continue;
+        }
+        if shard.may_sleep() {
+            event.sleep(outcome.next_timer_ns.map(|at| at.saturating_sub(clock.now_ns())));
+            shard.woke();
+        }
+    }
+}
