@@ -4,7 +4,33 @@
 //! records of fixed size and strings cross the exchange without an allocation. What an operator is handed
 //! is [`Record::Ref`]: the value itself for numbers, `&str` for `String`, a tuple of the fields' views
 //! for tuples.
+//!
+//! | type                                    | `Ref`           | bytes, little endian                                 |
+//! | --------------------------------------- | --------------- | ---------------------------------------------------- |
+//! | integers, floats, `bool`, `char`        | the value       | its own width; `char` as `u32`                       |
+//! | `[u8; N]`                               | `&[u8; N]`      | the bytes                                            |
+//! | `String`, `Vec<u8>`                     | `&str`, `&[u8]` | the bytes; the frame or the tuple knows how many     |
+//! | `Option<T>`                             | `Option<Ref>`   | tag 0 or 1, then `T`; zeros if `T` is of fixed size  |
+//! | tuples of 1 to 8                        | tuple of `Ref`s | the fields; a `u32` length before one of varying size, except the last |
+//! | [`fixed_record!`](crate::fixed_record)  | the value       | the fields                                           |
+//! | [`record!`](crate::record!), [`Serde`]  | `&T`            | postcard                                             |
+//!
+//! The first five rows and `fixed_record!` are read where they lie and allocate nothing. The last row
+//! decodes into the scratch of its reader and allocates what the type's own `Deserialize` allocates.
 
+mod fixed;
+mod key;
+mod serde;
+mod string;
+#[cfg(test)]
+mod tests;
+mod tuple;
+
+pub use self::fixed::stride_of_fields;
+pub use self::key::Key;
+pub use self::serde::Serde;
+
+use std::any::type_name;
 use std::fmt;
 
 /// Event time in milliseconds since the epoch; [`NO_TIMESTAMP`] where a record has none.
@@ -22,6 +48,8 @@ pub trait Record: Sized + 'static {
     type Scratch: Default + 'static;
 
     /// Encoded size in bytes if it is the same for every value: such records need no length in a segment.
+    ///
+    /// Never `Some(0)`: records without bytes could not be counted, so `()` takes a length like a string.
     const STRIDE: Option<u32>;
 
     /// The view of an owned value.
@@ -37,6 +65,10 @@ pub trait Record: Sized + 'static {
     fn encode(view: Self::Ref<'_>, out: &mut [u8]);
 
     /// Appends the encoding to `out`; for values whose length only encoding tells.
+    ///
+    /// # Panics
+    ///
+    /// If the value cannot be encoded: its own `Serialize` refuses, or it has a field of 4 GiB or more.
     fn encode_to_vec(view: Self::Ref<'_>, out: &mut Vec<u8>);
 
     /// Decodes a value from exactly `bytes`.
@@ -59,9 +91,33 @@ pub struct DecodeError {
     pub what: String,
 }
 
+impl DecodeError {
+    /// `announced` bytes are not a `T` because of `what`.
+    #[cold]
+    #[inline(never)]
+    pub fn new<T>(announced: usize, what: impl Into<String>) -> Self {
+        DecodeError { type_name: type_name::<T>(), announced, what: what.into() }
+    }
+
+    /// `announced` bytes are not a `T`, which always takes `needed`.
+    #[cold]
+    #[inline(never)]
+    pub fn wrong_length<T>(announced: usize, needed: usize) -> Self {
+        let side = if announced < needed { "less" } else { "more" };
+        Self::new::<T>(announced, format!("{side} than the {needed} bytes that it takes"))
+    }
+
+    /// The same error as seen by the record of `announced` bytes of which the bytes were field `field`.
+    #[cold]
+    #[inline(never)]
+    pub fn in_field<T>(self, announced: usize, field: impl fmt::Display) -> Self {
+        Self::new::<T>(announced, format!("field {field}: {self}"))
+    }
+}
+
 impl fmt::Display for DecodeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a record of {} bytes is not a {}: {}", self.announced, self.type_name, self.what)
+        write!(f, "{} bytes are not a {}: {}", self.announced, self.type_name, self.what)
     }
 }
 
