@@ -1,1 +1,3 @@
 //! The job graph: vertices, edges, key groups.
+
+pub mod key_group;
