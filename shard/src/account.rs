@@ -95,6 +95,8 @@ pub struct SubtaskMetrics {
     pub input_queue_length: Counter,
     /// Input watermark, as the two's complement of its milliseconds.
     pub watermark: Counter,
+    /// How long the last latency marker took from its source, in nanoseconds.
+    pub marker_latency_ns: Counter,
     /// Entries in keyed state.
     pub state_entries: Counter,
     /// Bytes of keyed state, memory included that is not filled.

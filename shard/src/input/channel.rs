@@ -68,6 +68,10 @@ impl InputChannel {
     /// What comes next. A segment that is read to its end is handed out, to be given back.
     #[inline]
     pub fn poll(&mut self) -> Polled {
+        if self.is_assembled() {
+            // Put together, and not taken yet: the chain was not ready.
+            return Polled::Data;
+        }
         loop {
             if let Some(reading) = &mut self.reading {
                 if reading.read < reading.committed.bytes {
@@ -136,6 +140,11 @@ impl InputChannel {
     #[inline(always)]
     pub fn is_assembling(&self) -> bool {
         self.assembly_len != 0
+    }
+
+    /// Whether the record that is being put together is whole.
+    pub fn is_assembled(&self) -> bool {
+        self.assembly_len != 0 && self.assembly.len() == self.assembly_len
     }
 
     /// Adds unread bytes to the record; whether it is whole.

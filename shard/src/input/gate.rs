@@ -33,6 +33,21 @@ pub enum Next {
     Empty,
 }
 
+/// How much of its permits a gate uses.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GateUsage {
+    /// Exclusive permits behind which a segment is.
+    pub exclusive_used: u32,
+    /// Exclusive permits of all channels.
+    pub exclusive_size: u32,
+    /// Floating permits that are lent.
+    pub floating_used: u32,
+    /// Floating permits.
+    pub floating_size: u32,
+    /// Buffers and events in the rings and at the reader, as far as this side has seen.
+    pub queued: u32,
+}
+
 /// Segments given back after which the sender is rung within a turn: a long turn must not starve it.
 const GIVEN_BACK_MAX: u32 = 4;
 
@@ -156,6 +171,11 @@ impl InputGate {
         self.channels[channel.0 as usize].assembled()
     }
 
+    /// Whether the record that is being put together is whole.
+    pub fn is_assembled(&self, channel: ChannelIndex) -> bool {
+        self.channels[channel.0 as usize].is_assembled()
+    }
+
     /// Forgets the record that was put together.
     pub fn end_assembly(&mut self, channel: ChannelIndex) {
         self.channels[channel.0 as usize].end_assembly();
@@ -231,24 +251,20 @@ impl InputGate {
         self.mark_to_publish(channel.0);
     }
 
-    /// Segments that the channels may hold in all: exclusive and floating permits.
-    pub fn permits(&self) -> u32 {
-        self.exclusive * self.channels() + self.floating_max
-    }
-
-    /// Floating permits that are lent, of how many.
-    pub fn floating(&self) -> (u32, u32) {
-        (self.floating_max - self.floating_free, self.floating_max)
-    }
-
-    /// Exclusive permits of one channel.
-    pub fn exclusive_per_channel(&self) -> u32 {
-        self.exclusive
-    }
-
-    /// Buffers in the rings or being read, for each channel, as far as this side has seen.
-    pub fn queued(&self) -> impl Iterator<Item = u32> {
-        self.channels.iter().map(|c| c.receiver.grants().held() + c.receiver.waiting())
+    /// How much of its permits the gate uses.
+    pub fn usage(&self) -> GateUsage {
+        let mut usage = GateUsage {
+            exclusive_size: self.exclusive * self.channels(),
+            floating_used: self.floating_max - self.floating_free,
+            floating_size: self.floating_max,
+            ..Default::default()
+        };
+        for channel in &self.channels {
+            let held = channel.receiver.grants().held();
+            usage.queued += held + channel.receiver.waiting();
+            usage.exclusive_used += (held + channel.receiver.waiting()).min(self.exclusive);
+        }
+        usage
     }
 
     /// Buffers read to their end so far.

@@ -4,4 +4,4 @@ mod channel;
 mod gate;
 
 pub use channel::Unread;
-pub use gate::{ChannelIndex, InputGate, Next};
+pub use gate::{ChannelIndex, GateUsage, InputGate, Next};

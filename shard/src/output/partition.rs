@@ -265,14 +265,19 @@ impl ResultPartition {
 
     /// Adds what is no record to all lanes.
     pub fn put_control(&mut self, kind: Kind, payload: &[u8]) {
-        assert!(payload.len() <= frame::CONTROL_BYTES_MAX);
         for lane in 0..self.lanes.len() {
-            let mut scratch = self.take_scratch(payload.len());
-            scratch.copy_from_slice(payload);
-            self.put_slow(lane, kind, scratch);
-            if self.flush_every_record {
-                self.flush_lane(lane);
-            }
+            self.put_control_on(lane, kind, payload);
+        }
+    }
+
+    /// Adds what is no record to one lane.
+    pub fn put_control_on(&mut self, lane: usize, kind: Kind, payload: &[u8]) {
+        assert!(payload.len() <= frame::CONTROL_BYTES_MAX);
+        let mut scratch = self.take_scratch(payload.len());
+        scratch.copy_from_slice(payload);
+        self.put_slow(lane, kind, scratch);
+        if self.flush_every_record {
+            self.flush_lane(lane);
         }
     }
 
