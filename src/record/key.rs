@@ -139,40 +139,72 @@ impl<T: Key> Key for Option<T> {
 }
 
 impl Key for String {
+    /// Eight ASCII bytes a step, and those that are left in one. English words in random order take 7.4 ns
+    /// each, and 9.2 ns byte by byte; lines of 90 bytes 32 and 83 ns (AMD EPYC).
     #[inline]
     fn java_hash(view: &str) -> i32 {
         let mut hash = 0i32;
         let mut rest = view.as_bytes();
-        // Eight ASCII bytes a step: their products do not wait for each other as those of Horner's rule do.
-        while let Some((chunk, behind)) = rest.split_first_chunk::<8>()
-            && u64::from_ne_bytes(*chunk) & NON_ASCII == 0
-        {
-            let sum = std::iter::zip(chunk, &POWERS_OF_31)
-                .fold(0i32, |sum, (byte, power)| sum.wrapping_add(i32::from(*byte).wrapping_mul(*power)));
-            hash = hash.wrapping_mul(31i32.wrapping_pow(8)).wrapping_add(sum);
+        while let Some((chunk, behind)) = rest.split_first_chunk::<8>() {
+            let word = u64::from_le_bytes(*chunk);
+            if word & NON_ASCII != 0 {
+                return extend_utf16(hash, &view[view.len() - rest.len()..]);
+            }
+            hash = hash.wrapping_mul(POWERS_OF_31[8]).wrapping_add(hash_of_eight(word));
             rest = behind;
         }
-        while let [byte @ 0..0x80, behind @ ..] = rest {
-            hash = extend(hash, i32::from(*byte));
-            rest = behind;
+        if rest.is_empty() {
+            return hash;
         }
-        if rest.is_empty() { hash } else { extend_utf16(hash, &view[view.len() - rest.len()..]) }
+        let word = word_of_less_than_eight(rest);
+        if word & NON_ASCII != 0 {
+            return extend_utf16(hash, &view[view.len() - rest.len()..]);
+        }
+        hash.wrapping_mul(POWERS_OF_31[rest.len()]).wrapping_add(hash_of_eight(word))
     }
 }
 
 /// The highest bit of each byte, which only ASCII leaves clear.
 const NON_ASCII: u64 = 0x8080_8080_8080_8080;
 
-/// 31^7 down to 31^0.
-const POWERS_OF_31: [i32; 8] = {
-    let mut powers = [1i32; 8];
-    let mut at = 7;
-    while at > 0 {
-        powers[at - 1] = powers[at].wrapping_mul(31);
-        at -= 1;
+/// 31^0 to 31^8, modulo 2^32.
+const POWERS_OF_31: [i32; 9] = {
+    let mut powers = [1i32; 9];
+    let mut at = 1;
+    while at < powers.len() {
+        powers[at] = powers[at - 1].wrapping_mul(31);
+        at += 1;
     }
     powers
 };
+
+/// The hash of the eight bytes of a word, of which the lowest comes first; zeros that lead add nothing.
+///
+/// Neighbours are combined within the word, to four sums of two bytes, to two of four, to one. No sum
+/// reaches into its neighbour: a pair is at most `32 * 0x7f`, a quadruple at most 962 times that.
+#[inline(always)]
+const fn hash_of_eight(word: u64) -> i32 {
+    const EVERY_OTHER_BYTE: u64 = 0x00ff_00ff_00ff_00ff;
+    const EVERY_OTHER_PAIR: u64 = 0x0000_ffff_0000_ffff;
+    let pairs = (word & EVERY_OTHER_BYTE) * 31 + ((word >> 8) & EVERY_OTHER_BYTE);
+    let quadruples = (pairs & EVERY_OTHER_PAIR) * (31 * 31) + ((pairs >> 16) & EVERY_OTHER_PAIR);
+    (quadruples as i32).wrapping_mul(POWERS_OF_31[4]).wrapping_add((quadruples >> 32) as i32)
+}
+
+/// One to seven bytes at the end of a word that begins with zeros.
+#[inline(always)]
+fn word_of_less_than_eight(bytes: &[u8]) -> u64 {
+    let len = bytes.len();
+    debug_assert!((1..8).contains(&len));
+    let word = if let (Some(first), Some(last)) = (bytes.first_chunk(), bytes.last_chunk()) {
+        // Two loads of four bytes; where they overlap they have the same bytes.
+        u64::from(u32::from_le_bytes(*first)) | u64::from(u32::from_le_bytes(*last)) << (8 * (len - 4))
+    } else {
+        // The first, the middle and the last of three; of one or two, some of them more than once.
+        [0, len / 2, len - 1].iter().fold(0, |word, at| word | u64::from(bytes[*at]) << (8 * at))
+    };
+    word << (8 * (8 - len))
+}
 
 /// Goes on with a text that is not ASCII only.
 #[inline(never)]

@@ -259,3 +259,10 @@ fn a_value_that_its_own_serialize_refuses_panics_with_its_type() {
     }
     encoded(&Serde(Unsizable));
 }
+
+/// A field that is `Copy` is stopped by nothing else: `()` and `[u8; 0]` have no stride.
+#[test]
+#[should_panic(expected = "is not of fixed size")]
+fn a_fixed_record_takes_no_field_of_varying_size() {
+    stride_of_fields(&[u64::STRIDE, <()>::STRIDE]);
+}

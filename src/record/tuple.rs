@@ -67,6 +67,13 @@ fn field_length(len: usize) -> u32 {
     u32::try_from(len).expect("a field of a record takes less than 4 GiB")
 }
 
+/// Out of line, so that an encode is its check and its stores.
+#[cold]
+#[inline(never)]
+fn wrong_room(room: usize, stride: u32) -> ! {
+    panic!("{room} bytes were reserved for a record of {stride}")
+}
+
 /// The bytes of a field before the last, and those behind it.
 #[inline(always)]
 fn split_field<T: Record>(bytes: &[u8]) -> Result<(&[u8], &[u8]), DecodeError> {
@@ -106,8 +113,10 @@ macro_rules! tuple_record {
             #[inline(always)]
             fn encode(view: Self::Ref<'_>, out: &mut [u8]) {
                 // The only length check of a tuple of fixed size: those of its fields fold away behind it.
-                if let Some(stride) = Self::STRIDE {
-                    assert!(out.len() == stride as usize, "{stride} bytes do not fit {}", out.len());
+                if let Some(stride) = Self::STRIDE
+                    && out.len() != stride as usize
+                {
+                    wrong_room(out.len(), stride);
                 }
                 $(let out = encode_field::<$field>(view.$index, out);)*
                 $last::encode(view.$last_index, out);
