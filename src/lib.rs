@@ -2,6 +2,8 @@
 
 pub mod config;
 pub mod graph;
+#[doc(hidden)]
+pub mod limit;
 pub mod operator;
 pub mod record;
 pub mod sink;
