@@ -177,13 +177,13 @@ fn send(word: &mut String, out: &mut Outlets<Word>) -> u64 {
     if word.is_empty() {
         return 0;
     }
-    let parts = word.as_bytes().chunks(SHORT_BYTES).map(|part| {
+    let mut parts = word.as_bytes().chunks(SHORT_BYTES).map(|part| {
         let mut padded = [0; SHORT_BYTES];
         padded[..part.len()].copy_from_slice(part);
         Word::from_le_bytes(padded)
     });
     if word.len() <= SHORT_BYTES {
-        let word = parts.last().expect("not empty");
+        let word = parts.next().expect("not empty");
         out.push(target(hash(word), out.count()), word);
     } else {
         let whole: Vec<Word> = std::iter::once(LONG | word.len() as Word).chain(parts).collect();
