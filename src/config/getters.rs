@@ -1,0 +1,247 @@
+//! Typed access to what the engine uses, one method a value.
+//!
+//! A key whose extreme value means "off" or "derive it" comes out as `Option`
+//! or as an enum, so that no caller compares with −1 or 0.
+
+use std::time::Duration;
+
+use super::keys::Value;
+use super::{Config, FromValue, ring_slots};
+
+pub(super) const SHARDS: &str = "tidegate.shards";
+pub(super) const SLOTS: &str = "taskmanager.numberOfTaskSlots";
+pub(super) const QUANTUM: &str = "tidegate.shard.quantum";
+pub(super) const IDLE: &str = "tidegate.idle";
+pub(super) const IDLE_SPIN: &str = "tidegate.idle.spin";
+pub(super) const STALL_THRESHOLD: &str = "tidegate.stall.threshold";
+pub(super) const OVERDRAFT_RESERVE: &str = "tidegate.pool.overdraft-reserve";
+pub(super) const PARALLELISM: &str = "parallelism.default";
+pub(super) const PARALLELISM_MAX: &str = "pipeline.max-parallelism";
+pub(super) const BUFFER_TIMEOUT: &str = "execution.buffer-timeout.interval";
+pub(super) const BUFFER_TIMEOUT_ENABLED: &str = "execution.buffer-timeout.enabled";
+pub(super) const SEGMENT_SIZE: &str = "taskmanager.memory.segment-size";
+pub(super) const EXCLUSIVE_BUFFERS: &str = "taskmanager.network.memory.buffers-per-channel";
+pub(super) const FLOATING_BUFFERS: &str = "taskmanager.network.memory.floating-buffers-per-gate";
+pub(super) const CHANNEL_BUFFERS: &str = "taskmanager.network.memory.max-buffers-per-channel";
+pub(super) const OVERDRAFT_BUFFERS: &str = "taskmanager.network.memory.max-overdraft-buffers-per-gate";
+
+/// When a partly filled buffer goes out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BufferTimeout {
+    /// After every record.
+    EveryRecord,
+    /// Once in this time, which is not zero.
+    After(Duration),
+    /// Only when it is full, or when an event follows it.
+    Never,
+}
+
+/// What a shard without work does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IdleStrategy {
+    /// Looks for work for ever, without giving up its core.
+    Spin,
+    /// Looks for work for [`Config::idle_spin`], then parks.
+    Backoff,
+    /// Parks at once.
+    Park,
+}
+
+/// What runs the turns of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Driver {
+    /// A pinned thread of our own.
+    Thread,
+    /// glommio's executor.
+    Glommio,
+}
+
+/// Hash from a key to its key group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyGroupHash {
+    /// Flink's, so that a job that moves over finds each key on the same subtask.
+    Flink,
+    /// A quicker one; keys are in other groups than in Flink.
+    Fast,
+}
+
+impl FromValue for BufferTimeout {
+    fn from_value(value: &Value) -> Option<Self> {
+        match value {
+            Value::Never => Some(BufferTimeout::Never),
+            Value::Duration(Duration::ZERO) => Some(BufferTimeout::EveryRecord),
+            Value::Duration(interval) => Some(BufferTimeout::After(*interval)),
+            _ => None,
+        }
+    }
+}
+
+impl FromValue for IdleStrategy {
+    fn from_value(value: &Value) -> Option<Self> {
+        match value {
+            Value::Word("spin") => Some(IdleStrategy::Spin),
+            Value::Word("backoff") => Some(IdleStrategy::Backoff),
+            Value::Word("park") => Some(IdleStrategy::Park),
+            _ => None,
+        }
+    }
+}
+
+impl FromValue for Driver {
+    fn from_value(value: &Value) -> Option<Self> {
+        match value {
+            Value::Word("thread") => Some(Driver::Thread),
+            Value::Word("glommio") => Some(Driver::Glommio),
+            _ => None,
+        }
+    }
+}
+
+impl FromValue for KeyGroupHash {
+    fn from_value(value: &Value) -> Option<Self> {
+        match value {
+            Value::Word("flink") => Some(KeyGroupHash::Flink),
+            Value::Word("fast") => Some(KeyGroupHash::Fast),
+            _ => None,
+        }
+    }
+}
+
+/// Shards and what drives them.
+impl Config {
+    /// Shards to run: `tidegate.shards`, else `taskmanager.numberOfTaskSlots` if that is set;
+    /// `None` stands for every core we may run on.
+    pub fn shards(&self) -> Option<u32> {
+        self.get_if_set(SHARDS).or_else(|| self.is_set(SLOTS).then(|| self.get(SLOTS)))
+    }
+
+    /// Time that a task may run in one turn.
+    pub fn shard_quantum(&self) -> Duration {
+        self.get(QUANTUM)
+    }
+
+    /// What a shard without work does.
+    pub fn idle_strategy(&self) -> IdleStrategy {
+        self.get(IDLE)
+    }
+
+    /// How long a shard without work spins before it parks, with [`IdleStrategy::Backoff`].
+    pub fn idle_spin(&self) -> Duration {
+        self.get(IDLE_SPIN)
+    }
+
+    /// What runs the turns.
+    pub fn driver(&self) -> Driver {
+        self.get("tidegate.driver")
+    }
+
+    /// Time in one turn after which the stall detector reports; longer than the quantum.
+    pub fn stall_threshold(&self) -> Duration {
+        self.get(STALL_THRESHOLD)
+    }
+}
+
+/// Network memory and exchange.
+impl Config {
+    /// Bytes of a segment: [`SEGMENT_SIZE_MIN`](super::SEGMENT_SIZE_MIN) to
+    /// [`SEGMENT_SIZE_MAX`](super::SEGMENT_SIZE_MAX), a multiple of 8.
+    pub fn segment_size(&self) -> u32 {
+        u32::try_from(self.get::<u64>(SEGMENT_SIZE)).expect("its bound is below 2^32")
+    }
+
+    /// Segments that each input channel has for itself, at least 1.
+    pub fn exclusive_buffers_per_channel(&self) -> u32 {
+        self.get(EXCLUSIVE_BUFFERS)
+    }
+
+    /// Segments that the channels of an input gate share by announced backlog.
+    pub fn floating_buffers_per_gate(&self) -> u32 {
+        self.get(FLOATING_BUFFERS)
+    }
+
+    /// Buffers that a subpartition may queue; when one is full, its partition is unavailable.
+    pub fn max_buffers_per_channel(&self) -> u32 {
+        self.get(CHANNEL_BUFFERS)
+    }
+
+    /// Segments that a result partition may borrow to finish the record in work.
+    pub fn max_overdraft_buffers_per_gate(&self) -> u32 {
+        self.get(OVERDRAFT_BUFFERS)
+    }
+
+    /// Segments that a shard keeps for the overdraft of all its result partitions.
+    pub fn overdraft_reserve(&self) -> u32 {
+        self.get(OVERDRAFT_RESERVE)
+    }
+
+    /// Slots of a channel's ring at the configured counts; see [`ring_slots`].
+    pub fn channel_ring_slots(&self) -> u32 {
+        ring_slots(self.max_buffers_per_channel(), self.max_overdraft_buffers_per_gate())
+    }
+
+    /// When a partly filled buffer goes out.
+    pub fn buffer_timeout(&self) -> BufferTimeout {
+        match self.get(BUFFER_TIMEOUT_ENABLED) {
+            true => self.get(BUFFER_TIMEOUT),
+            false => BufferTimeout::Never,
+        }
+    }
+
+    /// Whether a turn ends by handing partly filled buffers to consumers that are idle.
+    pub fn flush_to_idle(&self) -> bool {
+        self.get("tidegate.exchange.flush-to-idle")
+    }
+
+    /// Bytes of the largest record, which is also a task's cap of emergency memory.
+    pub fn max_record_size(&self) -> u64 {
+        self.get("tidegate.record.max-size")
+    }
+}
+
+/// Job and stream.
+impl Config {
+    /// Name of the job.
+    pub fn pipeline_name(&self) -> Option<String> {
+        self.get_if_set("pipeline.name")
+    }
+
+    /// Subtasks of an operator that does not say how many, at least 1.
+    pub fn parallelism(&self) -> u32 {
+        self.get(PARALLELISM)
+    }
+
+    /// Key groups of every operator that does not say how many; `None` = derived from its parallelism.
+    pub fn max_parallelism(&self) -> Option<u32> {
+        u32::try_from(self.get::<i64>(PARALLELISM_MAX)).ok()
+    }
+
+    /// Whether operators joined by a forward exchange are fused into one subtask.
+    pub fn operator_chaining(&self) -> bool {
+        self.get("pipeline.operator-chaining.enabled")
+    }
+
+    /// What `pipeline.object-reuse` says; it changes nothing here, and setting it is warned of.
+    pub fn object_reuse(&self) -> bool {
+        self.get("pipeline.object-reuse")
+    }
+
+    /// Hash from a key to its key group.
+    pub fn key_group_hash(&self) -> KeyGroupHash {
+        self.get("tidegate.key-group-hash")
+    }
+
+    /// Period in which sources emit watermarks; `None` = no periodic ones.
+    pub fn auto_watermark_interval(&self) -> Option<Duration> {
+        Some(self.get("pipeline.auto-watermark-interval")).filter(|interval: &Duration| !interval.is_zero())
+    }
+
+    /// Period in which sources emit latency markers; `None` = none.
+    pub fn latency_interval(&self) -> Option<Duration> {
+        Some(self.get("metrics.latency.interval")).filter(|interval: &Duration| !interval.is_zero())
+    }
+
+    /// Whether text that is not UTF-8 fails the job, rather than being replaced and counted.
+    pub fn strict_utf8(&self) -> bool {
+        self.get("tidegate.source.strict-utf8")
+    }
+}
