@@ -5,8 +5,11 @@
 
 use std::time::Duration;
 
+use tidegate_shard::config::{ExchangeConfig, FlushInterval, TurnConfig};
+use tidegate_shard::driver::IdleStrategy;
+
 use super::keys::Value;
-use super::{Config, FromValue, ring_slots};
+use super::{Config, FromValue};
 
 pub(super) const SHARDS: &str = "tidegate.shards";
 pub(super) const SLOTS: &str = "taskmanager.numberOfTaskSlots";
@@ -34,17 +37,6 @@ pub enum BufferTimeout {
     After(Duration),
     /// Only when it is full, or when an event follows it.
     Never,
-}
-
-/// What a shard without work does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum IdleStrategy {
-    /// Looks for work for ever, without giving up its core.
-    Spin,
-    /// Looks for work for [`Config::idle_spin`], then parks.
-    Backoff,
-    /// Parks at once.
-    Park,
 }
 
 /// What runs the turns of a shard.
@@ -76,13 +68,12 @@ impl FromValue for BufferTimeout {
     }
 }
 
-impl FromValue for IdleStrategy {
-    fn from_value(value: &Value) -> Option<Self> {
-        match value {
-            Value::Word("spin") => Some(IdleStrategy::Spin),
-            Value::Word("backoff") => Some(IdleStrategy::Backoff),
-            Value::Word("park") => Some(IdleStrategy::Park),
-            _ => None,
+impl From<BufferTimeout> for FlushInterval {
+    fn from(timeout: BufferTimeout) -> Self {
+        match timeout {
+            BufferTimeout::EveryRecord => FlushInterval::EveryRecord,
+            BufferTimeout::After(interval) => FlushInterval::After(nanos(interval)),
+            BufferTimeout::Never => FlushInterval::Never,
         }
     }
 }
@@ -120,19 +111,23 @@ impl Config {
         self.get(QUANTUM)
     }
 
-    /// What a shard without work does.
+    /// What a shard without work does; how long it spins first is part of it.
     pub fn idle_strategy(&self) -> IdleStrategy {
-        self.get(IDLE)
-    }
-
-    /// How long a shard without work spins before it parks, with [`IdleStrategy::Backoff`].
-    pub fn idle_spin(&self) -> Duration {
-        self.get(IDLE_SPIN)
+        match self.get(IDLE) {
+            "spin" => IdleStrategy::Spin,
+            "park" => IdleStrategy::Park,
+            _ => IdleStrategy::Backoff { spin_ns: nanos(self.get(IDLE_SPIN)) },
+        }
     }
 
     /// What runs the turns.
     pub fn driver(&self) -> Driver {
         self.get("tidegate.driver")
+    }
+
+    /// How a shard runs its tasks: [`shard_quantum`](Self::shard_quantum), and the looks of the data plane.
+    pub fn turn_config(&self) -> TurnConfig {
+        TurnConfig { quantum_ns: nanos(self.shard_quantum()), ..TurnConfig::default() }
     }
 
     /// Time in one turn after which the stall detector reports; longer than the quantum.
@@ -174,11 +169,6 @@ impl Config {
         self.get(OVERDRAFT_RESERVE)
     }
 
-    /// Slots of a channel's ring at the configured counts; see [`ring_slots`].
-    pub fn channel_ring_slots(&self) -> u32 {
-        ring_slots(self.max_buffers_per_channel(), self.max_overdraft_buffers_per_gate())
-    }
-
     /// When a partly filled buffer goes out.
     pub fn buffer_timeout(&self) -> BufferTimeout {
         match self.get(BUFFER_TIMEOUT_ENABLED) {
@@ -193,8 +183,23 @@ impl Config {
     }
 
     /// Bytes of the largest record, which is also a task's cap of emergency memory.
-    pub fn max_record_size(&self) -> u64 {
-        self.get("tidegate.record.max-size")
+    pub fn max_record_size(&self) -> u32 {
+        u32::try_from(self.get::<u64>("tidegate.record.max-size")).expect("its bound is below 2^32")
+    }
+
+    /// All of the above, as the data plane takes it.
+    pub fn exchange_config(&self) -> ExchangeConfig {
+        ExchangeConfig {
+            segment_size_bytes: self.segment_size(),
+            exclusive_per_channel: self.exclusive_buffers_per_channel(),
+            floating_per_gate: self.floating_buffers_per_gate(),
+            buffers_per_subpartition_max: self.max_buffers_per_channel(),
+            overdraft_per_partition_max: self.max_overdraft_buffers_per_gate(),
+            overdraft_reserve_max: self.overdraft_reserve(),
+            record_size_bytes_max: self.max_record_size(),
+            flush: self.buffer_timeout().into(),
+            flush_to_idle: self.flush_to_idle(),
+        }
     }
 }
 
@@ -244,4 +249,9 @@ impl Config {
     pub fn strict_utf8(&self) -> bool {
         self.get("tidegate.source.strict-utf8")
     }
+}
+
+/// Whole nanoseconds; every bound of a duration is below 2^64 of them.
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).expect("bounded by DURATION_MAX")
 }

@@ -11,14 +11,14 @@
 //! code  >  command line (-Dkey=value)  >  file (--config)  >  default
 //! ```
 //!
-//! | module     | what it holds                                               |
-//! | ---------- | ----------------------------------------------------------- |
-//! | [`units`]  | durations, sizes, numbers: text to value and back           |
-//! | [`keys`]   | what a row of the table says; lookup, suggestion, listing   |
-//! | `table`    | the rows                                                    |
-//! | [`file`]   | YAML, nested or flat, to names and values                   |
-//! | `getters`  | one typed method for each value that the engine uses        |
-//! | `relations`| what two keys demand of each other                          |
+//! | module       | what it holds                                             |
+//! | ------------ | --------------------------------------------------------- |
+//! | [`units`]    | durations, sizes, numbers: text to value and back         |
+//! | [`keys`]     | what a row of the table says; lookup, suggestion, listing |
+//! | `table`      | the rows                                                  |
+//! | [`mod@file`] | YAML, nested or flat, to names and values                 |
+//! | `getters`    | one typed method for each value that the engine uses      |
+//! | `relations`  | what two keys demand of each other                        |
 //!
 //! Why text in, typed values out, rather than a struct that serde fills: the
 //! origin of each value, its older name and the reason why it has no effect
@@ -42,6 +42,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
+use tidegate_shard::config as shard;
 
 use self::keys::{Key, Kind, Value};
 
@@ -54,7 +55,7 @@ mod table;
 pub mod units;
 
 pub use self::error::{ConfigError, Given, Origin, Warning};
-pub use self::getters::{BufferTimeout, Driver, IdleStrategy, KeyGroupHash};
+pub use self::getters::{BufferTimeout, Driver, KeyGroupHash};
 
 /// Shards of a process: as many cores as an affinity mask of the C library holds (`CPU_SETSIZE`).
 pub const SHARDS_MAX: u32 = 1024;
@@ -63,9 +64,9 @@ pub const KEY_GROUPS_MAX: u32 = 1 << 15;
 /// Least segment that a user may choose: below it, headers outweigh records.
 pub const SEGMENT_SIZE_MIN: u32 = 256;
 /// Least segment in simulation, where records are meant to span several.
-pub const SEGMENT_SIZE_MIN_SIMULATION: u32 = 64;
+pub const SEGMENT_SIZE_MIN_SIMULATION: u32 = shard::SEGMENT_SIZE_BYTES_MIN;
 /// Greatest segment: at the default counts a channel then holds 32 MiB at most.
-pub const SEGMENT_SIZE_MAX: u32 = 1 << 20;
+pub const SEGMENT_SIZE_MAX: u32 = shard::SEGMENT_SIZE_BYTES_MAX;
 /// Segments are cut from one region, and each begins on a word.
 pub const SEGMENT_SIZE_STEP: u32 = 8;
 /// Exclusive buffers of a channel.
@@ -79,11 +80,11 @@ pub const OVERDRAFT_BUFFERS_MAX: u32 = 1024;
 /// Overdraft segments that a shard keeps for all its result partitions.
 pub const OVERDRAFT_RESERVE_MAX: u32 = 1 << 16;
 /// Events that may be in a ring besides buffers: they need no credit, so they need room.
-pub const RING_EVENTS: u32 = 4;
+pub const RING_EVENTS: u32 = shard::EVENTS_PER_CHANNEL_MAX;
 /// Slots of the largest ring: 64 KiB of descriptors a channel.
 pub const RING_SLOTS_MAX: u32 = 4096;
-/// Greatest value of `tidegate.record.max-size`.
-pub const RECORD_SIZE_MAX: u64 = 1 << 30;
+/// Bytes of the largest record that may be configured: whole megabytes that a frame header can state.
+pub const RECORD_SIZE_MAX: u32 = 255 << 20;
 
 /// Slots of a channel's ring: a power of two with room for every buffer that a
 /// subpartition may have, its overdraft, and [`RING_EVENTS`].
@@ -100,10 +101,10 @@ const _: () = {
     assert!(EXCLUSIVE_BUFFERS_MAX <= BUFFERS_PER_CHANNEL_MAX);
     // A partition's overdraft is borrowed from the shard's reserve.
     assert!(OVERDRAFT_BUFFERS_MAX <= OVERDRAFT_RESERVE_MAX);
-    // Four bytes of length precede a record, and the sum must not wrap.
-    assert!(RECORD_SIZE_MAX + 4 <= u32::MAX as u64);
-    // The smallest segment holds a length and a first byte, and all sizes are whole words.
-    assert!(SEGMENT_SIZE_MIN_SIMULATION > 4 && SEGMENT_SIZE_MIN_SIMULATION <= SEGMENT_SIZE_MIN);
+    // The length of a record is stated in its frame header.
+    assert!(RECORD_SIZE_MAX <= shard::RECORD_SIZE_BYTES_MAX);
+    // What a user may choose the data plane can do, and all sizes are whole words.
+    assert!(SEGMENT_SIZE_MIN >= shard::SEGMENT_SIZE_BYTES_MIN);
     assert!(SEGMENT_SIZE_MIN_SIMULATION.is_multiple_of(SEGMENT_SIZE_STEP));
     assert!(SEGMENT_SIZE_MIN.is_multiple_of(SEGMENT_SIZE_STEP));
     assert!(SEGMENT_SIZE_MAX.is_multiple_of(SEGMENT_SIZE_STEP));

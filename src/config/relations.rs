@@ -92,7 +92,7 @@ pub(super) fn warnings(config: &Config) -> Vec<Warning> {
     let because = |other: &str| format!("no effect with {other} = {}", config.text(other));
 
     idle(config.is_set(SHARDS), SLOTS, because(SHARDS));
-    idle(config.idle_strategy() != IdleStrategy::Backoff, IDLE_SPIN, because(IDLE));
+    idle(config.word(IDLE) != "backoff", IDLE_SPIN, because(IDLE));
     idle(!config.get::<bool>(BUFFER_TIMEOUT_ENABLED), BUFFER_TIMEOUT, because(BUFFER_TIMEOUT_ENABLED));
     idle(!config.get::<bool>(UNALIGNED), ALIGNED_TIMEOUT, because(UNALIGNED));
     // A pause after each checkpoint leaves no room for a second one beside it.

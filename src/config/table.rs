@@ -98,7 +98,7 @@ const ENGINE: &[Key] = &[
         "what runs a shard's turns: a plain thread, or glommio's executor where it is built in"),
     Key::new("tidegate.exchange.flush-to-idle", BOOL, "true", Use,
         "whether a turn ends by handing partly filled buffers to consumers that have said they are idle"),
-    Key::new("tidegate.record.max-size", size(1 << 10, RECORD_SIZE_MAX), "64 mb", Use,
+    Key::new("tidegate.record.max-size", size(1 << 10, RECORD_SIZE_MAX as u64), "64 mb", Use,
         "largest record; also the most emergency memory of a task that must finish a record without buffers"),
     Key::new("tidegate.pool.overdraft-reserve", int(0, OVERDRAFT_RESERVE_MAX as i64), "64", Use,
         "segments a shard keeps for the overdraft of all its result partitions together"),

@@ -2,6 +2,9 @@
 
 use std::path::PathBuf;
 
+use tidegate_shard::config::{ExchangeConfig, FlushInterval, TurnConfig};
+use tidegate_shard::driver::IdleStrategy;
+
 use super::*;
 
 fn from_yaml(text: &str) -> Result<Config, ConfigError> {
@@ -32,7 +35,6 @@ fn defaults_are_those_of_flink() {
     assert_eq!(config.max_buffers_per_channel(), 10);
     assert_eq!(config.max_overdraft_buffers_per_gate(), 20);
     assert_eq!(config.overdraft_reserve(), 64);
-    assert_eq!(config.channel_ring_slots(), 64);
     assert_eq!(config.buffer_timeout(), BufferTimeout::After(Duration::from_millis(100)));
     assert_eq!(config.parallelism(), 1);
     assert_eq!(config.max_parallelism(), None);
@@ -42,8 +44,7 @@ fn defaults_are_those_of_flink() {
     assert_eq!(config.latency_interval(), None);
     assert_eq!(config.shards(), None);
     assert_eq!(config.shard_quantum(), Duration::from_micros(100));
-    assert_eq!(config.idle_strategy(), IdleStrategy::Backoff);
-    assert_eq!(config.idle_spin(), Duration::from_micros(50));
+    assert_eq!(config.idle_strategy(), IdleStrategy::Backoff { spin_ns: 50_000 });
     assert_eq!(config.driver(), Driver::Thread);
     assert!(config.flush_to_idle() && !config.strict_utf8());
     assert_eq!(config.max_record_size(), 64 << 20);
@@ -51,6 +52,46 @@ fn defaults_are_those_of_flink() {
     assert_eq!(config.key_group_hash(), KeyGroupHash::Flink);
     assert_eq!(config.validate(), Ok(()));
     assert_eq!(config.warnings(), []);
+}
+
+/// Goal: the data plane gets what was configured, and its own defaults are those of the table.
+#[test]
+fn the_data_plane_gets_what_is_configured() {
+    let config = Config::default();
+    assert_eq!(config.exchange_config(), ExchangeConfig::default());
+    assert_eq!(config.turn_config(), TurnConfig::default());
+
+    let config = with(&[
+        "taskmanager.memory.segment-size=4 kb",
+        "taskmanager.network.memory.buffers-per-channel=3",
+        "taskmanager.network.memory.floating-buffers-per-gate=9",
+        "taskmanager.network.memory.max-buffers-per-channel=11",
+        "taskmanager.network.memory.max-overdraft-buffers-per-gate=5",
+        "tidegate.pool.overdraft-reserve=7",
+        "tidegate.record.max-size=1 mb",
+        "execution.buffer-timeout.interval=2 us",
+        "tidegate.exchange.flush-to-idle=false",
+        "tidegate.shard.quantum=1 ms",
+        "tidegate.idle.spin=3 us",
+    ]);
+    let expected = ExchangeConfig {
+        segment_size_bytes: 4096,
+        exclusive_per_channel: 3,
+        floating_per_gate: 9,
+        buffers_per_subpartition_max: 11,
+        overdraft_per_partition_max: 5,
+        overdraft_reserve_max: 7,
+        record_size_bytes_max: 1 << 20,
+        flush: FlushInterval::After(2_000),
+        flush_to_idle: false,
+    };
+    assert_eq!(config.exchange_config(), expected);
+    assert_eq!(config.turn_config().quantum_ns, 1_000_000);
+    assert_eq!(config.idle_strategy(), IdleStrategy::Backoff { spin_ns: 3_000 });
+    assert_eq!(with(&["tidegate.idle=spin"]).idle_strategy(), IdleStrategy::Spin);
+    assert_eq!(with(&["tidegate.idle=park"]).idle_strategy(), IdleStrategy::Park);
+    assert_eq!(FlushInterval::from(BufferTimeout::EveryRecord), FlushInterval::EveryRecord);
+    assert_eq!(FlushInterval::from(BufferTimeout::Never), FlushInterval::Never);
 }
 
 /// Goal: code > command line > file > default, whatever the order in which they are set.
@@ -150,7 +191,7 @@ fn a_bad_value_is_refused_with_key_value_and_expectation() {
         ("tidegate.source.strict-utf8=yes", &["true or false"]),
         ("restart-strategy.exponential-delay.jitter-factor=1.5", &["a number from 0 to 1"]),
         ("rest.bind-port=http", &["a port, a range"]),
-        ("tidegate.record.max-size=2 gb", &["from 1 kb to 1 gb"]),
+        ("tidegate.record.max-size=256 mb", &["from 1 kb to 255 mb"]),
     ] {
         let message = config.define(argument).unwrap_err().to_string();
         for part in parts {
@@ -403,6 +444,12 @@ fn rings_have_room_for_cap_overdraft_and_events() {
     for (cap, overdraft) in [(1, 0), (10, 20), (10, 2), (10, 3), (1024, 1024)] {
         let slots = ring_slots(cap, overdraft);
         assert!(slots.is_power_of_two() && slots >= cap + overdraft + RING_EVENTS);
+        let exchange = ExchangeConfig {
+            buffers_per_subpartition_max: cap,
+            overdraft_per_partition_max: overdraft,
+            ..ExchangeConfig::default()
+        };
+        assert_eq!(slots as usize, exchange.ring_slots(), "both crates count alike");
         assert!(slots < 2 * (cap + overdraft + RING_EVENTS), "the next power of two, not a later one");
     }
 }
