@@ -1,1 +1,413 @@
-//! Keyed state tables.
+//! The keyed state of one operator of one subtask: a hash table divided by key group.
+//!
+//! It is what `count()` does per record, so it is built for one thing: find the
+//! value of a key that is there, and hand out `&mut V` to it. It holds plain
+//! values (`V: Copy`); variable-size ones lie in its [`Arena`] behind a
+//! [`BlobHandle`]. It knows no operator, no time and no file.
+//!
+//! ```text
+//! key group ─► group ─► directory ─► page: head ─► slot
+//!              32 B     8 B a page         64 B    cell, value
+//!              mask     by hash bits 37..  seed by bits 32..36, slot by bits 0..31
+//! ```
+//!
+//! | module     | what it is                                                     |
+//! | ---------- | -------------------------------------------------------------- |
+//! | [`key`]    | keys: their hash, and what a slot keeps of them                |
+//! | [`arena`]  | bytes of long keys and of values without a fixed size          |
+//! | `pool`     | memory for pages: chunks of 2 MiB, huge pages asked for        |
+//! | `page`     | slots of which a key can be in one only                        |
+//! | `group`    | the pages of one key group: first page, growth, split          |
+//! | [`cursor`] | going through all entries, a bounded step at a time            |
+//!
+//! **Growth.** Extendible hashing (Fagin et al., 1979): a page that can seat no
+//! further key is split in two, in about a microsecond, and nothing else moves.
+//! A group has no page before its first key, and its first page takes 256 bytes
+//! and doubles up to full size, so that 32,768 groups of few keys stay cheap.
+//! Where hashes are so bad that no split would help, a key goes to the overflow
+//! list of its group: found one by one, but found.
+//!
+//! **Batches.** Of a large table each lookup misses the cache. The caller hashes a
+//! batch of records, calls [`Table::prefetch_directory`] and then
+//! [`Table::prefetch_slot`] for each, and only then looks them up. Both are hints:
+//! nothing that they find out is kept, so a split in between is harmless. While
+//! [`Table::is_small`], prefetching costs more than it saves.
+//!
+//! **Why not** open addressing, which touches no head and no directory? A probe
+//! sequence ends after a number of steps that the branch predictor cannot know,
+//! and growth moves a whole group or table at once. See `page` for how a lookup
+//! gets by with one compare.
+
+pub mod arena;
+pub mod cursor;
+mod group;
+pub mod key;
+mod page;
+mod pool;
+#[cfg(test)]
+mod tests;
+
+pub use arena::{Arena, BlobHandle};
+pub use cursor::{Cursor, Iter};
+pub use key::{Bytes, Fixed, TableKey};
+
+use group::Group;
+use page::{Page, Slot, directory_bits, prefetch};
+use pool::Pool;
+use std::cell::UnsafeCell;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+/// A table of at most this many bytes of pages is expected to stay in the core's
+/// own cache: half of an L2 of 512 KiB.
+const SMALL_BYTES: usize = 256 << 10;
+
+/// Keyed state: a value for each key, divided by key group.
+///
+/// Every method that takes a `group` panics if it is none of the owned ones. The
+/// group is the caller's to compute, and must be the same for a key each time.
+pub struct Table<K: TableKey, V: Copy + 'static> {
+    /// A boxed slice of `group_count` groups. Kept as a pointer since groups with one
+    /// page point to themselves.
+    groups: NonNull<Group<K::Cell, V>>,
+    group_count: u32,
+    first_group: u32,
+    small: bool,
+    len: usize,
+    /// The bytes of long keys.
+    keys: Arena,
+    blobs: Arena,
+    /// Stands for the page of a group without one; never written to.
+    none: Page<K::Cell, V>,
+    pool: Pool,
+    /// Keys that no page could seat, by index of the group.
+    overflow: BTreeMap<u32, Vec<Overflow<K::Cell, V>>>,
+    directory_bytes: usize,
+    compaction: Cursor,
+}
+
+struct Overflow<C, V> {
+    hash: u64,
+    /// In a cell since it is changed through pointers, as slots in pages are.
+    slot: UnsafeCell<Slot<C, V>>,
+}
+
+// SAFETY: all that a table points to is its own, and nothing of it is shared.
+unsafe impl<K: TableKey, V: Copy + Send + 'static> Send for Table<K, V> where K::Cell: Send {}
+
+impl<K: TableKey, V: Copy + 'static> Table<K, V> {
+    /// An empty table that owns `groups`. Takes 32 bytes a group and no page.
+    pub fn new(groups: Range<u32>) -> Self {
+        let mut pool = Pool::default();
+        let mask = Page::<K::Cell, V>::CAPACITY_MIN as u32 - 1;
+        let block = pool.take(Page::<K::Cell, V>::bytes(mask));
+        // SAFETY: the block is as long as the page, aligned, and just taken.
+        let none = unsafe { Page::format(block, mask, K::VACANT) };
+        let boxed: Box<[_]> = groups.clone().map(|_| Group::new(none)).collect();
+        let start = NonNull::from(Box::leak(boxed)).cast::<Group<K::Cell, V>>();
+        let group_count = groups.len() as u32;
+        for index in 0..group_count as usize {
+            // SAFETY: `index` is below the length of the slice.
+            unsafe { Group::point_to_itself(start.add(index).as_ptr()) };
+        }
+        Table {
+            groups: start,
+            group_count,
+            first_group: groups.start,
+            small: true,
+            len: 0,
+            keys: Arena::default(),
+            blobs: Arena::default(),
+            none,
+            pool,
+            overflow: BTreeMap::new(),
+            directory_bytes: 0,
+            compaction: Cursor::default(),
+        }
+    }
+
+    /// The key groups that this table owns.
+    pub fn groups(&self) -> Range<u32> {
+        self.first_group..self.first_group + self.group_count
+    }
+
+    /// Number of entries.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no entry.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether the table fits in half of a core's cache: prefetching does not pay then.
+    #[inline(always)]
+    pub fn is_small(&self) -> bool {
+        self.small
+    }
+
+    /// Bytes of memory taken: pages in use or free, directories, groups, arenas.
+    pub fn memory_bytes(&self) -> usize {
+        let overflow: usize =
+            self.overflow.values().map(|list| list.capacity() * size_of::<Overflow<K::Cell, V>>()).sum();
+        self.pool.memory_bytes()
+            + self.directory_bytes
+            + self.group_count as usize * size_of::<Group<K::Cell, V>>()
+            + self.keys.memory_bytes()
+            + self.blobs.memory_bytes()
+            + overflow
+    }
+
+    /// The hash to pass to the methods that take one.
+    #[inline(always)]
+    pub fn hash(&self, key: K::Ref<'_>) -> u64 {
+        K::hash(key)
+    }
+
+    /// First hint for a key that is about to be looked up: fetches the head of its page.
+    #[inline(always)]
+    pub fn prefetch_directory(&self, group: u32, hash: u64) {
+        let (page, _) = self.page(self.index(group), hash);
+        prefetch(page.head());
+    }
+
+    /// Second hint: fetches the key's slot. Waits for the head if that is not there yet.
+    #[inline(always)]
+    pub fn prefetch_slot(&self, group: u32, hash: u64) {
+        let (page, mask) = self.page(self.index(group), hash);
+        // SAFETY: the page comes from the directory of its group, with the mask of that group.
+        let slot = unsafe { page.locate(hash, mask) };
+        prefetch(slot);
+        if !64usize.is_multiple_of(size_of::<Slot<K::Cell, V>>()) {
+            // The slot may end in another line than it begins in.
+            prefetch(slot.wrapping_add(1).cast::<u8>().wrapping_sub(1));
+        }
+    }
+
+    /// The value of `key`, or what `default` makes, put in if there was none.
+    #[inline(always)]
+    pub fn entry(&mut self, group: u32, key: K::Ref<'_>, default: impl FnOnce() -> V) -> &mut V {
+        self.entry_hashed(group, K::hash(key), key, default)
+    }
+
+    /// [`entry`](Self::entry) of a key whose hash is known; `hash` must be that of `key`.
+    #[inline(always)]
+    pub fn entry_hashed(
+        &mut self,
+        group: u32,
+        hash: u64,
+        key: K::Ref<'_>,
+        default: impl FnOnce() -> V,
+    ) -> &mut V {
+        debug_assert_eq!(hash, K::hash(key));
+        let slot = match self.find_seated(group, hash, key) {
+            Some(slot) => slot,
+            None => self.entry_cold(group, hash, key, default),
+        };
+        // SAFETY: the slot has an entry, so its value was written; the reference borrows
+        // the table, through which alone it could be reached otherwise.
+        unsafe { (*slot).value.assume_init_mut() }
+    }
+
+    /// [`entry`](Self::entry), and beside it the arena in which its blobs lie.
+    #[inline(always)]
+    pub fn entry_and_blobs(
+        &mut self,
+        group: u32,
+        hash: u64,
+        key: K::Ref<'_>,
+        default: impl FnOnce() -> V,
+    ) -> (&mut V, &mut Arena) {
+        let value: *mut V = self.entry_hashed(group, hash, key, default);
+        // SAFETY: the value lies in a page or an overflow list, neither of which the
+        // arena contains; both references borrow the table.
+        unsafe { (&mut *value, &mut self.blobs) }
+    }
+
+    /// The value of `key`.
+    #[inline]
+    pub fn get(&self, group: u32, key: K::Ref<'_>) -> Option<&V> {
+        self.get_hashed(group, K::hash(key), key)
+    }
+
+    /// [`get`](Self::get) of a key whose hash is known; `hash` must be that of `key`.
+    #[inline]
+    pub fn get_hashed(&self, group: u32, hash: u64, key: K::Ref<'_>) -> Option<&V> {
+        let slot = self.find(group, hash, key)?;
+        // SAFETY: as in `entry_hashed`.
+        Some(unsafe { (*slot).value.assume_init_ref() })
+    }
+
+    /// The value of `key`, to be changed.
+    #[inline]
+    pub fn get_mut(&mut self, group: u32, key: K::Ref<'_>) -> Option<&mut V> {
+        let slot = self.find(group, K::hash(key), key)?;
+        // SAFETY: as in `entry_hashed`.
+        Some(unsafe { (*slot).value.assume_init_mut() })
+    }
+
+    /// Takes out `key` and returns its value. Blobs of the value remain the caller's to free.
+    pub fn remove(&mut self, group: u32, key: K::Ref<'_>) -> Option<V> {
+        let hash = K::hash(key);
+        let slot = self.find(group, hash, key)?;
+        let index = self.index(group);
+        // SAFETY: the slot has an entry, so both parts were written.
+        let (cell, value) = unsafe { ((*slot).cell, (*slot).value.assume_init()) };
+        K::discard(&cell, &mut self.keys);
+        let (page, mask) = self.page(index, hash);
+        // SAFETY: the page is live; `locate` is where its slot would be.
+        if slot == unsafe { page.locate(hash, mask) } {
+            // SAFETY: the slot is of this page, and has an entry.
+            unsafe { page.vacate(slot, mask, K::VACANT) };
+        } else {
+            self.remove_overflow(index as u32, slot);
+        }
+        self.len -= 1;
+        self.shrink(index);
+        Some(value)
+    }
+
+    /// The bytes of a value.
+    #[inline]
+    pub fn blob_get(&self, handle: BlobHandle) -> &[u8] {
+        self.blobs.get(handle)
+    }
+
+    /// Makes `handle`, which is to be kept in a value of this table, stand for a copy of `bytes`.
+    #[inline]
+    pub fn blob_put(&mut self, handle: &mut BlobHandle, bytes: &[u8]) {
+        self.blobs.put(handle, bytes);
+    }
+
+    /// The arena of the values.
+    pub fn blobs(&self) -> &Arena {
+        &self.blobs
+    }
+
+    /// The arena of the values, to put and free blobs.
+    pub fn blobs_mut(&mut self) -> &mut Arena {
+        &mut self.blobs
+    }
+
+    #[inline(always)]
+    fn index(&self, group: u32) -> usize {
+        let index = group.wrapping_sub(self.first_group);
+        if index >= self.group_count {
+            self.not_owned(group);
+        }
+        index as usize
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn not_owned(&self, group: u32) -> ! {
+        panic!("key group {group} is not of this table, which owns {:?}", self.groups());
+    }
+
+    #[inline(always)]
+    fn group(&self, index: usize) -> *mut Group<K::Cell, V> {
+        debug_assert!(index < self.group_count as usize);
+        // SAFETY: `index()` is the only source of indices, and checks them.
+        unsafe { self.groups.add(index).as_ptr() }
+    }
+
+    /// The page that has, or would have, the key, and its capacity less one.
+    #[inline(always)]
+    fn page(&self, index: usize, hash: u64) -> (Page<K::Cell, V>, u32) {
+        // SAFETY: groups live as long as the table; the directory has `dir_mask + 1` pages.
+        unsafe {
+            let group = &*self.group(index);
+            let at = directory_bits(hash) & group.dir_mask;
+            (*group.dir.add(at as usize), group.slot_mask)
+        }
+    }
+
+    /// The slot of a key that is where its hash says, and is not the vacant one.
+    #[inline(always)]
+    fn find_seated(&self, group: u32, hash: u64, key: K::Ref<'_>) -> Option<*mut Slot<K::Cell, V>> {
+        let (page, mask) = self.page(self.index(group), hash);
+        // SAFETY: the page comes from the directory of its group, with the mask of that
+        // group; the cell of each slot is initialised.
+        unsafe {
+            let slot = page.locate(hash, mask);
+            (K::matches(&(*slot).cell, key, &self.keys) && !K::is_vacant(key)).then_some(slot)
+        }
+    }
+
+    #[inline(always)]
+    fn find(&self, group: u32, hash: u64, key: K::Ref<'_>) -> Option<*mut Slot<K::Cell, V>> {
+        match self.find_seated(group, hash, key) {
+            Some(slot) => Some(slot),
+            None => self.find_cold(group, hash, key),
+        }
+    }
+
+    /// Looks where `find_seated` does not.
+    #[inline(never)]
+    fn find_cold(&self, group: u32, hash: u64, key: K::Ref<'_>) -> Option<*mut Slot<K::Cell, V>> {
+        let index = self.index(group);
+        let (page, mask) = self.page(index, hash);
+        if K::is_vacant(key) {
+            // SAFETY: as in `find_seated`.
+            unsafe {
+                let slot = page.locate(hash, mask);
+                if page.is_taken(slot, mask) && K::matches(&(*slot).cell, key, &self.keys) {
+                    return Some(slot);
+                }
+            }
+        }
+        // SAFETY: the page comes from the directory.
+        if unsafe { page.is_crowded(hash) } {
+            let list = self.overflow.get(&(index as u32))?;
+            let found = list.iter().find(|entry| {
+                // SAFETY: no reference to an entry is held here; both parts were written.
+                entry.hash == hash && K::matches(unsafe { &(*entry.slot.get()).cell }, key, &self.keys)
+            })?;
+            return Some(found.slot.get());
+        }
+        None
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn entry_cold(
+        &mut self,
+        group: u32,
+        hash: u64,
+        key: K::Ref<'_>,
+        default: impl FnOnce() -> V,
+    ) -> *mut Slot<K::Cell, V> {
+        if let Some(slot) = self.find_cold(group, hash, key) {
+            return slot;
+        }
+        // Before anything is changed, since it is the user's and may panic.
+        let value = default();
+        let cell = K::store(key, &mut self.keys);
+        self.len += 1;
+        self.insert(self.index(group), hash, Slot { cell, value: std::mem::MaybeUninit::new(value) })
+    }
+}
+
+impl<K: TableKey, V: Copy + 'static> Drop for Table<K, V> {
+    fn drop(&mut self) {
+        for index in 0..self.group_count as usize {
+            // SAFETY: the group is live, and not used after.
+            unsafe { Group::free_directory(self.group(index)) };
+        }
+        let groups = std::ptr::slice_from_raw_parts_mut(self.groups.as_ptr(), self.group_count as usize);
+        // SAFETY: it was made from a box of this length in `new`.
+        drop(unsafe { Box::from_raw(groups) });
+    }
+}
+
+impl<K: TableKey, V: Copy + 'static> std::fmt::Debug for Table<K, V> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Table")
+            .field("groups", &self.groups())
+            .field("len", &self.len)
+            .field("memory_bytes", &self.memory_bytes())
+            .finish_non_exhaustive()
+    }
+}

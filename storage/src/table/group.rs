@@ -1,0 +1,275 @@
+//! The pages of one key group, and how they become more.
+//!
+//! ```text
+//! pages 0    dir ─► inline ─► the table's page without entries
+//! pages 1    dir ─► inline ─► page of 8, 16, ... slots
+//! pages n    dir ─► [p0 p1 p0 p2]      p0 has depth 1, p1 and p2 have depth 2
+//! ```
+//!
+//! The directory is indexed by the lowest of the hash bits that it uses, so it
+//! doubles by being repeated. A page of depth d is in it once every 2^d places.
+
+use super::{Overflow, Page, SMALL_BYTES, Slot, Table, TableKey, directory_bits};
+
+/// Directory bits of a hash. At 64 keys a page that is 8 * 10^9 keys a group.
+const DEPTH_MAX: u8 = 26;
+
+/// A directory may have this many places for each of its pages, and no more: where
+/// hashes do not differ, splitting would double it for nothing. Hashes that do
+/// differ need about 2.
+const PLACES_PER_PAGE_MAX: u32 = 8;
+
+/// Overflow entries that a split tries to seat. Random hashes leave one key in some
+/// 10^4 in the list; this bounds the work where hashes are bad.
+const RESEATED_MAX: usize = 32;
+
+pub(super) struct Group<C, V> {
+    /// `dir_mask + 1` pages: `inline`, or a boxed slice if there are several.
+    pub(super) dir: *mut Page<C, V>,
+    inline: Page<C, V>,
+    pub(super) dir_mask: u32,
+    /// Slots of each page, less one.
+    pub(super) slot_mask: u32,
+    /// Pages that are this group's own.
+    pages: u32,
+    _pad: u32,
+}
+
+impl<C: Copy, V: Copy> Group<C, V> {
+    /// A group without entries. To be followed by `point_to_itself` at its final place.
+    pub(super) fn new(none: Page<C, V>) -> Self {
+        Group {
+            dir: std::ptr::null_mut(),
+            inline: none,
+            dir_mask: 0,
+            slot_mask: Page::<C, V>::CAPACITY_MIN as u32 - 1,
+            pages: 0,
+            _pad: 0,
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `group` is live, has no boxed directory, and will not move from here.
+    pub(super) unsafe fn point_to_itself(group: *mut Self) {
+        // SAFETY: as the caller vouches.
+        unsafe { (*group).dir = &raw mut (*group).inline }
+    }
+
+    /// Bytes of a directory outside the group.
+    fn directory_bytes(&self) -> usize {
+        if self.dir_mask == 0 { 0 } else { (self.dir_mask as usize + 1) * size_of::<Page<C, V>>() }
+    }
+
+    /// Gives back the directory if it is a box of its own; `dir` is invalid after.
+    ///
+    /// # Safety
+    ///
+    /// `group` is live.
+    pub(super) unsafe fn free_directory(group: *mut Self) {
+        // SAFETY: `double` made the box, of this length.
+        unsafe {
+            if (*group).dir_mask > 0 {
+                let dir = std::ptr::slice_from_raw_parts_mut((*group).dir, (*group).dir_mask as usize + 1);
+                drop(Box::from_raw(dir));
+            }
+        }
+    }
+
+    /// Repeats the directory.
+    ///
+    /// # Safety
+    ///
+    /// `group` is live.
+    unsafe fn double(group: *mut Self) {
+        // SAFETY: the directory has `dir_mask + 1` pages.
+        unsafe {
+            let len = (*group).dir_mask as usize + 1;
+            let doubled = std::slice::from_raw_parts((*group).dir, len).repeat(2).into_boxed_slice();
+            Self::free_directory(group);
+            (*group).dir = Box::into_raw(doubled).cast();
+            (*group).dir_mask = len as u32 * 2 - 1;
+        }
+    }
+}
+
+impl<K: TableKey, V: Copy + 'static> Table<K, V> {
+    /// Puts in an entry whose key is not there yet, and says where it now lies.
+    pub(super) fn insert(
+        &mut self,
+        index: usize,
+        hash: u64,
+        entry: Slot<K::Cell, V>,
+    ) -> *mut Slot<K::Cell, V> {
+        loop {
+            let group = self.group(index);
+            // SAFETY: groups live as long as the table.
+            if unsafe { (*group).pages } == 0 {
+                self.first_page(index);
+            }
+            if let Some(slot) = self.seat(index, hash, entry) {
+                return slot;
+            }
+            // SAFETY: as above.
+            let mask = unsafe { (*group).slot_mask };
+            if (mask as usize) < Page::<K::Cell, V>::CAPACITY_MAX - 1 {
+                self.grow(index);
+            } else if self.may_split(index, hash) {
+                self.split(index, hash);
+            } else {
+                return self.push_overflow(index, hash, entry);
+            }
+        }
+    }
+
+    fn seat(&mut self, index: usize, hash: u64, entry: Slot<K::Cell, V>) -> Option<*mut Slot<K::Cell, V>> {
+        let (page, mask) = self.page(index, hash);
+        // SAFETY: the group has a page of its own, which the directory gave; the seat is a
+        // slot of it.
+        unsafe {
+            let slot = page.seat(hash, mask, K::VACANT, |cell| K::hash_cell(cell, &self.keys))?;
+            slot.write(entry);
+            Some(slot)
+        }
+    }
+
+    fn take_page(&mut self, mask: u32) -> Page<K::Cell, V> {
+        let bytes = Page::<K::Cell, V>::bytes(mask);
+        let block = self.pool.take(bytes);
+        self.small = self.pool.used_bytes() <= SMALL_BYTES;
+        // SAFETY: the block was just taken, is aligned, and as long as the page.
+        unsafe { Page::format(block, mask, K::VACANT) }
+    }
+
+    fn give_page(&mut self, page: Page<K::Cell, V>, mask: u32) {
+        self.pool.give(page.block(), Page::<K::Cell, V>::bytes(mask));
+        self.small = self.pool.used_bytes() <= SMALL_BYTES;
+    }
+
+    fn first_page(&mut self, index: usize) {
+        let mask = Page::<K::Cell, V>::CAPACITY_MIN as u32 - 1;
+        let page = self.take_page(mask);
+        // SAFETY: the group is live; without pages, its directory is `inline`.
+        unsafe {
+            let group = self.group(index);
+            (*group).inline = page;
+            (*group).slot_mask = mask;
+            (*group).pages = 1;
+        }
+    }
+
+    /// Gives a group that has one page a page of twice the capacity.
+    #[cold]
+    fn grow(&mut self, index: usize) {
+        let group = self.group(index);
+        // SAFETY: the group is live. Only groups with one page have pages below full size.
+        let (page, mask) = unsafe { ((*group).inline, (*group).slot_mask) };
+        let larger = self.take_page(2 * mask + 1);
+        // SAFETY: both pages are live and formatted with these masks.
+        unsafe {
+            page.grow_into(larger, mask, |cell| K::hash_cell(cell, &self.keys));
+            (*group).inline = larger;
+            (*group).slot_mask = 2 * mask + 1;
+        }
+        self.give_page(page, mask);
+    }
+
+    /// Whether a split may help the page of `hash`: it is at least half full, so
+    /// that it is not the fault of a few keys, and the directory is not out of proportion.
+    fn may_split(&self, index: usize, hash: u64) -> bool {
+        let (page, mask) = self.page(index, hash);
+        // SAFETY: group and page are live.
+        unsafe {
+            let (group, head) = (&*self.group(index), &*page.head());
+            let places = group.dir_mask + 1;
+            let roomy = 1u32 << head.depth < places
+                || (head.depth < DEPTH_MAX && places < PLACES_PER_PAGE_MAX * (group.pages + 1));
+            roomy && u32::from(head.count) * 2 > mask
+        }
+    }
+
+    #[cold]
+    fn split(&mut self, index: usize, hash: u64) {
+        let group = self.group(index);
+        let (page, mask) = self.page(index, hash);
+        let other = self.take_page(mask);
+        // SAFETY: the group is live and both pages have its mask; the directory has
+        // `dir_mask + 1` places, and after doubling more than `depth` bits.
+        unsafe {
+            let depth = (*page.head()).depth;
+            if 1u32 << depth == (*group).dir_mask + 1 {
+                self.directory_bytes -= (*group).directory_bytes();
+                Group::double(group);
+                self.directory_bytes += (*group).directory_bytes();
+            }
+            page.split_into(other, mask, K::VACANT, |cell| K::hash_cell(cell, &self.keys));
+            let first = directory_bits(hash) & ((1 << depth) - 1) | 1 << depth;
+            for place in (first..=(*group).dir_mask).step_by(2 << depth) {
+                *(*group).dir.add(place as usize) = other;
+            }
+            (*group).pages += 1;
+        }
+        self.reseat_overflow(index);
+    }
+
+    #[cold]
+    fn push_overflow(&mut self, index: usize, hash: u64, slot: Slot<K::Cell, V>) -> *mut Slot<K::Cell, V> {
+        let (page, _) = self.page(index, hash);
+        // SAFETY: the page is live.
+        unsafe { page.set_crowded(hash) };
+        let list = self.overflow.entry(index as u32).or_default();
+        list.push(Overflow { hash, slot: slot.into() });
+        let last = list.last().expect("just pushed");
+        last.slot.get()
+    }
+
+    pub(super) fn remove_overflow(&mut self, index: u32, slot: *mut Slot<K::Cell, V>) {
+        let list = self.overflow.get_mut(&index).expect("the slot was found in this list");
+        let at = list.iter().position(|entry| entry.slot.get() == slot).expect("as above");
+        list.swap_remove(at);
+        if list.is_empty() {
+            self.overflow.remove(&index);
+        }
+    }
+
+    /// Tries to seat what was put to the overflow list before a split made room.
+    fn reseat_overflow(&mut self, index: usize) {
+        let Some(mut list) = self.overflow.remove(&(index as u32)) else { return };
+        for at in (0..list.len().min(RESEATED_MAX)).rev() {
+            // SAFETY: the list was taken out, so nobody refers to its entries.
+            let slot = unsafe { *list[at].slot.get() };
+            if self.seat(index, list[at].hash, slot).is_some() {
+                list.swap_remove(at);
+            }
+        }
+        if !list.is_empty() {
+            self.overflow.insert(index as u32, list);
+        }
+    }
+
+    /// Gives back the pages of a group of several whose last entry was removed.
+    pub(super) fn shrink(&mut self, index: usize) {
+        let group = self.group(index);
+        // SAFETY: the group and all pages of its directory are live; each page is given
+        // back once, at the first of its places.
+        unsafe {
+            if (*group).pages < 2 || self.overflow.contains_key(&(index as u32)) {
+                return;
+            }
+            let pages = std::slice::from_raw_parts((*group).dir, (*group).dir_mask as usize + 1);
+            if pages.iter().any(|page| (*page.head()).count > 0) {
+                return;
+            }
+            let (none, mask) = (self.none, (*group).slot_mask);
+            for (place, page) in pages.iter().enumerate() {
+                if place >> (*page.head()).depth == 0 {
+                    self.give_page(*page, mask);
+                }
+            }
+            self.directory_bytes -= (*group).directory_bytes();
+            Group::free_directory(group);
+            group.write(Group::new(none));
+            Group::point_to_itself(group);
+        }
+    }
+}
