@@ -1,10 +1,15 @@
 //! Tidegate: a stream-processing engine for one Linux machine, one pinned shard a core.
 
+pub mod api;
 pub mod config;
+pub mod coordinator;
 pub mod graph;
 #[doc(hidden)]
 pub mod limit;
 pub mod operator;
+pub mod partitioner;
 pub mod record;
 pub mod sink;
 pub mod source;
+pub mod state;
+pub mod subtask;

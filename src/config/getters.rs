@@ -245,6 +245,16 @@ impl Config {
         Some(self.get("metrics.latency.interval")).filter(|interval: &Duration| !interval.is_zero())
     }
 
+    /// Bytes that the segments of all shards may take together, where limited.
+    pub fn network_memory_max(&self) -> Option<u64> {
+        self.get_if_set("taskmanager.memory.network.max")
+    }
+
+    /// How long a task may take to let its job end.
+    pub fn cancellation_timeout(&self) -> Duration {
+        self.get("task.cancellation.timeout")
+    }
+
     /// Whether text that is not UTF-8 fails the job, rather than being replaced and counted.
     pub fn strict_utf8(&self) -> bool {
         self.get("tidegate.source.strict-utf8")

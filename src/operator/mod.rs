@@ -1,5 +1,13 @@
 //! Operators: fused into a chain at compile time, each handing its records to the next.
 
+pub mod chain;
+pub mod connect;
+pub mod keyed;
+pub mod wait;
+mod output;
+
+pub use output::{Output, Wait};
+
 use crate::record::{Record, Timestamp};
 use crate::source::SourceError;
 use tidegate_shard::output::ResultPartition;
@@ -37,6 +45,43 @@ pub enum Step {
 pub trait Collector<T: Record> {
     /// Takes one record.
     fn collect(&mut self, record: T::Ref<'_>, at: Timestamp);
+
+    /// Takes records until the batch ends or the chain is no longer ready; returns how many it took.
+    ///
+    /// The records of a batch are decoded before the first of them is worked on, so that an operator with
+    /// keyed state can have their entries brought into the cache together.
+    #[inline]
+    fn collect_batch(&mut self, batch: &[(T::Ref<'_>, Timestamp)]) -> usize {
+        for (taken, (record, at)) in batch.iter().enumerate() {
+            if !self.ready() {
+                return taken;
+            }
+            self.collect(*record, *at);
+        }
+        batch.len()
+    }
+
+    /// Whether batches would help now: state that does not fit in the cache.
+    #[inline(always)]
+    fn wants_batches(&self) -> bool {
+        false
+    }
+
+    /// Whether the head of the chain may ask to wait; constant for a type.
+    #[inline(always)]
+    fn may_wait(&self) -> bool {
+        false
+    }
+
+    /// Takes one record, or has it offered again; only asked where [`may_wait`](Self::may_wait).
+    #[inline]
+    fn offer(&mut self, record: T::Ref<'_>, at: Timestamp) -> Wait {
+        self.collect(record, at);
+        Wait::Done
+    }
+
+    /// Tells the time at which a turn begins, in nanoseconds.
+    fn begin_turn(&mut self, now_ns: u64);
 
     /// Takes what is not a record.
     fn control(&mut self, control: Control);

@@ -48,6 +48,13 @@ pub trait Key: Record {
     fn java_hash(view: Self::Ref<'_>) -> i32;
 }
 
+/// A function that finds the key of a record: implemented for every `Fn(T::Ref<'a>) -> K::Ref<'a>`.
+///
+/// A trait of its own since the compiler does not take that bound for all `'a` as it stands.
+pub trait KeySelector<'a, T: Record, K: Record>: Fn(T::Ref<'a>) -> K::Ref<'a> {}
+
+impl<'a, T: Record, K: Record, F: Fn(T::Ref<'a>) -> K::Ref<'a>> KeySelector<'a, T, K> for F {}
+
 /// The next hash of a sequence, as `List`, `String`, arrays and Flink's tuples have it.
 #[inline(always)]
 const fn extend(hash: i32, element: i32) -> i32 {

@@ -27,7 +27,7 @@ mod tests;
 mod tuple;
 
 pub use self::fixed::stride_of_fields;
-pub use self::key::Key;
+pub use self::key::{Key, KeySelector};
 pub use self::serde::Serde;
 
 use std::any::type_name;

@@ -114,6 +114,7 @@ pub struct ResultPartition {
     cursors: Vec<Cursor>,
     available: bool,
     records: u64,
+    index: u32,
     stride: u32,
     record_bytes_max: u32,
     flush_every_record: bool,
@@ -153,6 +154,7 @@ impl ResultPartition {
             cursors: vec![NOWHERE; lanes],
             available: true,
             records: 0,
+            index: 0,
             stride,
             record_bytes_max: config.record_size_bytes_max,
             flush_every_record: config.flush == FlushInterval::EveryRecord,
@@ -174,6 +176,17 @@ impl ResultPartition {
         };
         partition.update_available();
         partition
+    }
+
+    /// Gives the partition its number among its task's outputs, by which doorbells name it.
+    pub fn with_index(mut self, index: u32) -> Self {
+        self.index = index;
+        self
+    }
+
+    /// Its number among its task's outputs.
+    pub fn index(&self) -> u32 {
+        self.index
     }
 
     /// Number of lanes: of subpartitions, or 1 for a broadcast.

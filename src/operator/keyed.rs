@@ -1,0 +1,336 @@
+//! Operators with keyed state, at the head of their chain: state is declared with the operator, so that a
+//! batch's entries can be fetched together before the first record is worked on.
+//!
+//! The receiver extracts the key again rather than having it sent: it is in the record.
+
+use super::chain::Chain;
+use super::output::failure;
+use super::{Collector, Control, OperatorFailure, Output, Step, Wait};
+use crate::graph::key_group::Assigner;
+use crate::record::{KeySelector, Record, Timestamp};
+use crate::source::SourceError;
+use crate::state::StateKey;
+use crate::subtask::{ReaderTask, SubtaskContext};
+use std::marker::PhantomData;
+use std::sync::Arc;
+use tidegate_shard::account::SubtaskMetrics;
+use tidegate_shard::output::ResultPartition;
+use tidegate_shard::task::{Task, TaskFailure};
+use tidegate_storage::table::{Cursor, Table, TableKey};
+
+/// Records whose entries are fetched together.
+const BATCH: usize = 32;
+
+/// Entries that are emitted at the end of input in one step.
+const FINISH_STEP: usize = 256;
+
+/// What a function may return: nothing, or that it waits.
+pub trait Answer {
+    /// Whether the function may ask to wait at all.
+    const WAITS: bool;
+
+    /// What it said.
+    fn wait(self) -> Wait;
+}
+
+impl Answer for () {
+    const WAITS: bool = false;
+
+    #[inline(always)]
+    fn wait(self) -> Wait {
+        Wait::Done
+    }
+}
+
+impl Answer for Wait {
+    const WAITS: bool = true;
+
+    #[inline(always)]
+    fn wait(self) -> Wait {
+        self
+    }
+}
+
+/// State of one subtask, divided by key group.
+pub struct KeyedState<K: StateKey, S: Copy + 'static> {
+    table: Table<K::Table, S>,
+    assigner: Assigner,
+    scratch: Vec<u8>,
+}
+
+impl<K: StateKey, S: Copy + Default + 'static> KeyedState<K, S> {
+    pub(crate) fn new(cx: &SubtaskContext) -> Self {
+        let info = cx.info();
+        let assigner = Assigner::new(info.max_parallelism, info.parallelism)
+            .expect("the plan has checked both parallelisms");
+        let range = assigner.range(info.subtask);
+        KeyedState {
+            table: Table::new(u32::from(*range.start())..u32::from(*range.end()) + 1),
+            assigner,
+            scratch: Vec::new(),
+        }
+    }
+
+    /// The value of a key, its default if it had none.
+    #[inline(always)]
+    pub fn entry(&mut self, key: K::Ref<'_>) -> &mut S {
+        let group = self.assigner.group(K::java_hash(key));
+        let table = &mut self.table;
+        K::with_table(key, &mut self.scratch, |key| table.entry(group, key, S::default))
+    }
+
+    /// Group and hash of a key, having asked for the head of its page.
+    #[inline(always)]
+    fn locate(&mut self, key: K::Ref<'_>) -> (u32, u64) {
+        let group = self.assigner.group(K::java_hash(key));
+        let hash = K::with_table(key, &mut self.scratch, |key| <K::Table as TableKey>::hash(key));
+        self.table.prefetch_directory(group, hash);
+        (group, hash)
+    }
+
+    #[inline(always)]
+    fn entry_at(&mut self, (group, hash): (u32, u64), key: K::Ref<'_>) -> &mut S {
+        let table = &mut self.table;
+        K::with_table(key, &mut self.scratch, |key| table.entry_hashed(group, hash, key, S::default))
+    }
+
+    fn book(&self, metrics: &SubtaskMetrics) {
+        metrics.state_entries.set(self.table.len() as u64);
+        metrics.state_bytes.set(self.table.memory_bytes() as u64);
+    }
+}
+
+/// What an operator emits when its input has ended.
+pub trait AtEnd<K: StateKey, S, U: Record>: Clone + Send + Sync + 'static {
+    /// Whether it emits anything.
+    const EMITS: bool;
+
+    /// Emits for one key.
+    fn emit(&mut self, key: K::Ref<'_>, state: &S, out: &mut Output<'_, U>);
+}
+
+/// Nothing.
+#[derive(Debug, Clone, Copy)]
+pub struct Nothing;
+
+impl<K: StateKey, S, U: Record> AtEnd<K, S, U> for Nothing {
+    const EMITS: bool = false;
+
+    fn emit(&mut self, _: K::Ref<'_>, _: &S, _: &mut Output<'_, U>) {}
+}
+
+/// What a function of key and state emits, for each key.
+#[derive(Debug, Clone, Copy)]
+pub struct EachKey<G>(pub(crate) G);
+
+impl<K, S, U, G> AtEnd<K, S, U> for EachKey<G>
+where
+    K: StateKey,
+    U: Record,
+    G: for<'a> FnMut(K::Ref<'a>, &S, &mut Output<'_, U>) + Clone + Send + Sync + 'static,
+{
+    const EMITS: bool = true;
+
+    fn emit(&mut self, key: K::Ref<'_>, state: &S, out: &mut Output<'_, U>) {
+        (self.0)(key, state, out);
+    }
+}
+
+/// `process` on a keyed stream: a function of record and state.
+pub struct KeyedProcess<T, K: StateKey, S: Copy + 'static, U, KF, F, E, R, C> {
+    key: KF,
+    f: F,
+    at_end: E,
+    state: KeyedState<K, S>,
+    end_cursor: Cursor,
+    next: C,
+    name: Arc<str>,
+    failed: Option<SourceError>,
+    now_ns: u64,
+    metrics: Arc<SubtaskMetrics>,
+    #[expect(clippy::type_complexity, reason = "names the types of the function")]
+    types: PhantomData<fn(T) -> (U, R)>,
+}
+
+impl<T, K, S, U, KF, F, E, R, C> KeyedProcess<T, K, S, U, KF, F, E, R, C>
+where
+    T: Record,
+    K: StateKey,
+    S: Copy + Default + 'static,
+    U: Record,
+    KF: for<'a> KeySelector<'a, T, K>,
+    F: for<'a> FnMut(T::Ref<'a>, &mut S, &mut Output<'_, U>) -> R,
+    R: Answer,
+    C: Collector<U>,
+{
+    #[inline(always)]
+    fn run(&mut self, record: T::Ref<'_>, at: Timestamp) -> Wait {
+        let state = self.state.entry((self.key)(record));
+        let mut out = Output::new(&mut self.next, at, self.now_ns, &mut self.failed);
+        (self.f)(record, state, &mut out).wait()
+    }
+}
+
+impl<T, K, S, U, KF, F, E, R, C> Collector<T> for KeyedProcess<T, K, S, U, KF, F, E, R, C>
+where
+    T: Record,
+    K: StateKey,
+    S: Copy + Default + 'static,
+    U: Record,
+    KF: for<'a> KeySelector<'a, T, K>,
+    F: for<'a> FnMut(T::Ref<'a>, &mut S, &mut Output<'_, U>) -> R,
+    E: AtEnd<K, S, U>,
+    R: Answer,
+    C: Collector<U>,
+{
+    #[inline(always)]
+    fn collect(&mut self, record: T::Ref<'_>, at: Timestamp) {
+        self.run(record, at);
+    }
+
+    #[inline]
+    fn collect_batch(&mut self, batch: &[(T::Ref<'_>, Timestamp)]) -> usize {
+        // Hints only: a page that is split below moves entries, and nothing here points to one.
+        let mut places = [(0, 0); BATCH];
+        let batch = &batch[..batch.len().min(BATCH)];
+        for ((record, _), place) in batch.iter().zip(&mut places) {
+            *place = self.state.locate((self.key)(*record));
+        }
+        for (group, hash) in &places[..batch.len()] {
+            self.state.table.prefetch_slot(*group, *hash);
+        }
+        for (taken, ((record, at), place)) in batch.iter().zip(places).enumerate() {
+            if !self.ready() {
+                return taken;
+            }
+            let state = self.state.entry_at(place, (self.key)(*record));
+            let mut out = Output::new(&mut self.next, *at, self.now_ns, &mut self.failed);
+            (self.f)(*record, state, &mut out);
+        }
+        batch.len()
+    }
+
+    #[inline(always)]
+    fn wants_batches(&self) -> bool {
+        !R::WAITS && !self.state.table.is_small()
+    }
+
+    #[inline(always)]
+    fn may_wait(&self) -> bool {
+        R::WAITS
+    }
+
+    #[inline]
+    fn offer(&mut self, record: T::Ref<'_>, at: Timestamp) -> Wait {
+        self.run(record, at)
+    }
+
+    #[inline(always)]
+    fn ready(&self) -> bool {
+        self.failed.is_none() && self.next.ready()
+    }
+
+    fn begin_turn(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+        self.next.begin_turn(now_ns);
+    }
+
+    fn control(&mut self, control: Control) {
+        self.next.control(control);
+    }
+
+    fn finish(&mut self) -> Step {
+        if E::EMITS {
+            let KeyedProcess { at_end, state, next, failed, end_cursor, now_ns, .. } = self;
+            for _ in 0..FINISH_STEP {
+                if failed.is_some() || !next.ready() {
+                    return Step::Pending;
+                }
+                let Some((_, key, value)) = state.table.next(end_cursor) else { return next.finish() };
+                let mut scratch = K::Scratch::default();
+                let mut cause = None;
+                match K::from_table(key, &mut scratch) {
+                    Ok(key) => {
+                        let at = crate::record::NO_TIMESTAMP;
+                        at_end.emit(key, value, &mut Output::new(next, at, *now_ns, &mut cause));
+                    }
+                    Err(error) => cause = Some(error.into()),
+                }
+                if cause.is_some() {
+                    *failed = cause;
+                }
+            }
+            return Step::Pending;
+        }
+        self.next.finish()
+    }
+
+    fn outputs(&mut self, f: &mut dyn FnMut(&mut ResultPartition)) {
+        self.next.outputs(f);
+    }
+
+    fn end_of_turn(&mut self) {
+        self.state.book(&self.metrics);
+        self.next.end_of_turn();
+    }
+
+    fn failure(&mut self) -> Option<OperatorFailure> {
+        failure(&mut self.failed, &self.name).or_else(|| self.next.failure())
+    }
+}
+
+/// Recipe of a task that reads a keyed exchange into [`KeyedProcess`].
+pub struct KeyedProcessChain<T, K, S, U, KF, F, E, R> {
+    pub(crate) key: KF,
+    pub(crate) f: F,
+    pub(crate) at_end: E,
+    /// Index of the operator in its vertex.
+    pub(crate) operator: usize,
+    #[expect(clippy::type_complexity, reason = "names the types of the function")]
+    pub(crate) types: PhantomData<fn(T, K, S) -> (U, R)>,
+}
+
+impl<T, K, S, U, KF: Clone, F: Clone, E: Clone, R> Clone for KeyedProcessChain<T, K, S, U, KF, F, E, R> {
+    fn clone(&self) -> Self {
+        KeyedProcessChain {
+            key: self.key.clone(),
+            f: self.f.clone(),
+            at_end: self.at_end.clone(),
+            operator: self.operator,
+            types: PhantomData,
+        }
+    }
+}
+
+impl<T, K, S, U, KF, F, E, R> Chain<U> for KeyedProcessChain<T, K, S, U, KF, F, E, R>
+where
+    T: Record,
+    K: StateKey,
+    S: Copy + Default + 'static,
+    U: Record,
+    KF: for<'a> KeySelector<'a, T, K> + Clone + Send + Sync + 'static,
+    F: for<'a> FnMut(T::Ref<'a>, &mut S, &mut Output<'_, U>) -> R + Clone + Send + Sync + 'static,
+    E: AtEnd<K, S, U>,
+    R: Answer + 'static,
+{
+    fn build<C: Collector<U> + 'static>(
+        &self,
+        cx: &mut SubtaskContext,
+        next: C,
+    ) -> Result<Box<dyn Task>, TaskFailure> {
+        let operator = KeyedProcess {
+            key: self.key.clone(),
+            f: self.f.clone(),
+            at_end: self.at_end.clone(),
+            state: KeyedState::<K, S>::new(cx),
+            end_cursor: Cursor::default(),
+            next,
+            name: cx.operator_name(self.operator),
+            failed: None,
+            now_ns: 0,
+            metrics: cx.metrics.clone(),
+            types: PhantomData,
+        };
+        Ok(Box::new(ReaderTask::<T, _>::new(cx, operator)))
+    }
+}

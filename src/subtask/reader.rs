@@ -1,0 +1,592 @@
+//! Reading records out of a gate's buffers, in place, and the task that does so.
+
+use super::tail::{Pace, Tail};
+use super::watermark::WatermarkValve;
+use super::writer::{TIMESTAMP_BYTES, decode_control};
+use super::{Input, SubtaskContext};
+use crate::operator::{Collector, Control, Wait};
+use crate::record::{NO_TIMESTAMP, Record, Timestamp};
+use arrayvec::ArrayVec;
+use std::marker::PhantomData;
+use tidegate_shard::account::SubtaskMetrics;
+use tidegate_shard::barrier::Event;
+use tidegate_shard::frame::{self, HEADER_BYTES, RECORD};
+use tidegate_shard::input::{ChannelIndex, InputGate, Next};
+use tidegate_shard::mailbox::Mail;
+use tidegate_shard::task::{Port, Progress, Task, TaskFailure, TurnContext};
+
+/// Records whose state entries are fetched together: enough to hide the way to memory behind each other.
+const BATCH: usize = 32;
+
+/// Who takes the records of one input: the head of the chain.
+pub(super) trait Take<T: Record> {
+    fn ready(&self) -> bool;
+    fn take(&mut self, record: T::Ref<'_>, at: Timestamp);
+    fn may_wait(&self) -> bool;
+    fn offer(&mut self, record: T::Ref<'_>, at: Timestamp) -> Wait;
+    fn wants_batches(&self) -> bool;
+    fn take_batch(&mut self, batch: &[(T::Ref<'_>, Timestamp)]) -> usize;
+}
+
+/// A chain as the head of its own input.
+pub(super) struct Head<'a, C>(pub &'a mut C);
+
+impl<T: Record, C: Collector<T>> Take<T> for Head<'_, C> {
+    #[inline(always)]
+    fn ready(&self) -> bool {
+        self.0.ready()
+    }
+
+    #[inline(always)]
+    fn take(&mut self, record: T::Ref<'_>, at: Timestamp) {
+        self.0.collect(record, at);
+    }
+
+    #[inline(always)]
+    fn may_wait(&self) -> bool {
+        self.0.may_wait()
+    }
+
+    #[inline]
+    fn offer(&mut self, record: T::Ref<'_>, at: Timestamp) -> Wait {
+        self.0.offer(record, at)
+    }
+
+    #[inline(always)]
+    fn wants_batches(&self) -> bool {
+        self.0.wants_batches()
+    }
+
+    #[inline(always)]
+    fn take_batch(&mut self, batch: &[(T::Ref<'_>, Timestamp)]) -> usize {
+        self.0.collect_batch(batch)
+    }
+}
+
+/// Why reading a buffer stopped.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Stop {
+    /// The limit of records, or the end of what is committed.
+    Limit,
+    /// The chain takes no more now.
+    NotReady,
+    /// Something that is no record.
+    Control(Control),
+    /// The chain is busy, or wants the next record again, at this time in nanoseconds.
+    Wait(u64),
+}
+
+/// Hands up to `limit` records of a channel's present buffer to `head`; how many, and why it stopped.
+#[inline(always)]
+pub(super) fn read<T: Record>(
+    gate: &mut InputGate,
+    channel: ChannelIndex,
+    timestamps: bool,
+    limit: u32,
+    head: &mut impl Take<T>,
+) -> Result<(u32, Stop), TaskFailure> {
+    let stride = gate.unread(channel).stride;
+    if !timestamps && !head.may_wait() && T::STRIDE == Some(stride) {
+        return read_fixed(gate, channel, limit, head);
+    }
+    if stride != 0 {
+        read_stride(gate, channel, stride, timestamps, limit, head)
+    } else {
+        read_framed(gate, channel, timestamps, limit, head)
+    }
+}
+
+/// Records of fixed size without timestamps: one tight loop.
+#[inline(always)]
+fn read_fixed<T: Record>(
+    gate: &mut InputGate,
+    channel: ChannelIndex,
+    limit: u32,
+    head: &mut impl Take<T>,
+) -> Result<(u32, Stop), TaskFailure> {
+    let Some(size) = T::STRIDE.map(|size| size as usize) else { return Ok((0, Stop::Limit)) };
+    let bytes = gate.unread(channel).bytes;
+    let whole = (bytes.len() / size).min(limit as usize);
+    let records = bytes[..whole * size].chunks_exact(size);
+    let mut taken = 0;
+    if size_of::<T::Scratch>() == 0 && head.wants_batches() {
+        let mut scratch: [T::Scratch; BATCH] = std::array::from_fn(|_| T::Scratch::default());
+        for chunk in bytes[..whole * size].chunks(BATCH * size) {
+            let mut batch: ArrayVec<(T::Ref<'_>, Timestamp), BATCH> = ArrayVec::new();
+            for (record, scratch) in chunk.chunks_exact(size).zip(&mut scratch) {
+                batch.push((decode::<T>(record, scratch)?, NO_TIMESTAMP));
+            }
+            let took = head.take_batch(&batch);
+            taken += took;
+            if took < batch.len() {
+                break;
+            }
+        }
+    } else {
+        let mut scratch = T::Scratch::default();
+        for record in records {
+            if !head.ready() {
+                break;
+            }
+            head.take(decode::<T>(record, &mut scratch)?, NO_TIMESTAMP);
+            taken += 1;
+        }
+    }
+    gate.consume(channel, taken * size);
+    Ok((taken as u32, if taken < whole { Stop::NotReady } else { Stop::Limit }))
+}
+
+/// Records of fixed size, with timestamps or for a head that may wait.
+#[inline(never)]
+fn read_stride<T: Record>(
+    gate: &mut InputGate,
+    channel: ChannelIndex,
+    stride: u32,
+    timestamps: bool,
+    limit: u32,
+    head: &mut impl Take<T>,
+) -> Result<(u32, Stop), TaskFailure> {
+    let size = stride as usize;
+    let bytes = gate.unread(channel).bytes;
+    let mut scratch = T::Scratch::default();
+    let mut taken = 0;
+    let mut stop = Stop::Limit;
+    for record in bytes.chunks_exact(size).take(limit as usize) {
+        if !head.ready() {
+            stop = Stop::NotReady;
+            break;
+        }
+        match hand_over::<T>(record, timestamps, head, &mut scratch)? {
+            Wait::Done => taken += 1,
+            Wait::BusyUntil(at_ns) => {
+                taken += 1;
+                stop = Stop::Wait(at_ns);
+                break;
+            }
+            Wait::NotYet(at_ns) => {
+                stop = Stop::Wait(at_ns);
+                break;
+            }
+        }
+    }
+    gate.consume(channel, taken * size);
+    Ok((taken as u32, stop))
+}
+
+/// Elements with headers, and records that span buffers.
+#[inline(always)]
+fn read_framed<T: Record>(
+    gate: &mut InputGate,
+    channel: ChannelIndex,
+    timestamps: bool,
+    limit: u32,
+    head: &mut impl Take<T>,
+) -> Result<(u32, Stop), TaskFailure> {
+    if gate.is_assembling(channel) {
+        return read_assembled(gate, channel, timestamps, head);
+    }
+    let bytes = gate.unread(channel).bytes;
+    let (mut at, mut taken, mut stop) = (0, 0, Stop::Limit);
+    let mut spans = None;
+    if size_of::<T::Scratch>() == 0 && !head.may_wait() {
+        let mut scratch: [T::Scratch; BATCH] = std::array::from_fn(|_| T::Scratch::default());
+        'buffer: while taken < limit {
+            let mut batch: ArrayVec<(T::Ref<'_>, Timestamp), BATCH> = ArrayVec::new();
+            let mut ends = [0; BATCH];
+            let mut from = at;
+            for scratch in &mut scratch {
+                match element(&bytes[from..])? {
+                    Element::Record(payload) => {
+                        let (time, payload) = split_timestamp::<T>(payload, timestamps)?;
+                        batch.push((decode::<T>(payload, scratch)?, time));
+                        from += HEADER_BYTES + payload.len() + if timestamps { TIMESTAMP_BYTES } else { 0 };
+                        ends[batch.len() - 1] = from;
+                        if taken + batch.len() as u32 == limit {
+                            break;
+                        }
+                    }
+                    // The records before it first.
+                    _ => break,
+                }
+            }
+            if !batch.is_empty() {
+                let took = if head.wants_batches() { head.take_batch(&batch) } else { one_by_one(head, &batch) };
+                taken += took as u32;
+                at = if took > 0 { ends[took - 1] } else { at };
+                if took < batch.len() {
+                    stop = Stop::NotReady;
+                    break 'buffer;
+                }
+            }
+            if taken >= limit {
+                break;
+            }
+            match element(&bytes[at..])? {
+                Element::Record(_) => {}
+                Element::Control(control, len) => {
+                    at += len;
+                    stop = Stop::Control(control);
+                    break;
+                }
+                Element::Spans(len) => {
+                    spans = Some(len);
+                    break;
+                }
+                Element::End => break,
+            }
+        }
+    } else {
+        let mut scratch = T::Scratch::default();
+        while taken < limit {
+            match element(&bytes[at..])? {
+                Element::Record(payload) => {
+                    if !head.ready() {
+                        stop = Stop::NotReady;
+                        break;
+                    }
+                    let wait = hand_over::<T>(payload, timestamps, head, &mut scratch)?;
+                    if !matches!(wait, Wait::NotYet(_)) {
+                        at += HEADER_BYTES + payload.len();
+                        taken += 1;
+                    }
+                    if let Wait::NotYet(at_ns) | Wait::BusyUntil(at_ns) = wait {
+                        stop = Stop::Wait(at_ns);
+                        break;
+                    }
+                }
+                Element::Control(control, len) => {
+                    at += len;
+                    stop = Stop::Control(control);
+                    break;
+                }
+                Element::Spans(len) => {
+                    spans = Some(len);
+                    break;
+                }
+                Element::End => break,
+            }
+        }
+    }
+    if at > 0 {
+        gate.consume(channel, at);
+    }
+    if let Some(len) = spans {
+        gate.begin_assembly(channel, HEADER_BYTES, len);
+    }
+    Ok((taken, stop))
+}
+
+#[inline(always)]
+fn one_by_one<T: Record>(head: &mut impl Take<T>, batch: &[(T::Ref<'_>, Timestamp)]) -> usize {
+    for (taken, (record, at)) in batch.iter().enumerate() {
+        if !head.ready() {
+            return taken;
+        }
+        head.take(*record, *at);
+    }
+    batch.len()
+}
+
+/// A record that spans buffers: adds what has come, and hands it over when it is whole.
+#[inline(never)]
+fn read_assembled<T: Record>(
+    gate: &mut InputGate,
+    channel: ChannelIndex,
+    timestamps: bool,
+    head: &mut impl Take<T>,
+) -> Result<(u32, Stop), TaskFailure> {
+    if !gate.is_assembled(channel) && !gate.assemble(channel) {
+        return Ok((0, Stop::Limit));
+    }
+    if !head.ready() {
+        return Ok((0, Stop::NotReady));
+    }
+    let mut scratch = T::Scratch::default();
+    let wait = hand_over::<T>(gate.assembled(channel), timestamps, head, &mut scratch)?;
+    Ok(match wait {
+        Wait::NotYet(at_ns) => (0, Stop::Wait(at_ns)),
+        Wait::BusyUntil(at_ns) => {
+            gate.end_assembly(channel);
+            (1, Stop::Wait(at_ns))
+        }
+        Wait::Done => {
+            gate.end_assembly(channel);
+            (1, Stop::Limit)
+        }
+    })
+}
+
+/// Decodes one record and hands it to the head.
+#[inline(always)]
+fn hand_over<T: Record>(
+    bytes: &[u8],
+    timestamps: bool,
+    head: &mut impl Take<T>,
+    scratch: &mut T::Scratch,
+) -> Result<Wait, TaskFailure> {
+    let (at, payload) = split_timestamp::<T>(bytes, timestamps)?;
+    let record = decode::<T>(payload, scratch)?;
+    if head.may_wait() {
+        return Ok(head.offer(record, at));
+    }
+    head.take(record, at);
+    Ok(Wait::Done)
+}
+
+#[inline(always)]
+fn split_timestamp<T: Record>(bytes: &[u8], timestamps: bool) -> Result<(Timestamp, &[u8]), TaskFailure> {
+    if !timestamps {
+        return Ok((NO_TIMESTAMP, bytes));
+    }
+    match bytes.split_first_chunk::<TIMESTAMP_BYTES>() {
+        Some((at, payload)) => Ok((i64::from_le_bytes(*at), payload)),
+        None => Err(corrupt(format!(
+            "a record of {} bytes has no room for a timestamp before its {}",
+            bytes.len(),
+            std::any::type_name::<T>()
+        ))),
+    }
+}
+
+#[inline(always)]
+fn decode<'a, T: Record>(
+    bytes: &'a [u8],
+    scratch: &'a mut T::Scratch,
+) -> Result<T::Ref<'a>, TaskFailure> {
+    T::decode(bytes, scratch).map_err(|error| corrupt(error.to_string()))
+}
+
+#[cold]
+#[inline(never)]
+fn corrupt(cause: String) -> TaskFailure {
+    TaskFailure { operator: None, cause }
+}
+
+enum Element<'a> {
+    Record(&'a [u8]),
+    /// What is no record, and its length with the header.
+    Control(Control, usize),
+    /// A record of so many payload bytes that goes on in the next buffer.
+    Spans(usize),
+    End,
+}
+
+#[inline(always)]
+fn element(bytes: &[u8]) -> Result<Element<'_>, TaskFailure> {
+    let Some((head, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
+        if bytes.is_empty() {
+            return Ok(Element::End);
+        }
+        return Err(corrupt(format!("{} bytes at the end of a buffer are no frame header", bytes.len())));
+    };
+    let (kind, len) = frame::parse_header(*head);
+    if kind == RECORD {
+        return Ok(if len <= rest.len() { Element::Record(&rest[..len]) } else { Element::Spans(len) });
+    }
+    control(kind, rest.get(..len), len)
+}
+
+#[cold]
+fn control(kind: frame::Kind, payload: Option<&[u8]>, len: usize) -> Result<Element<'_>, TaskFailure> {
+    payload
+        .and_then(|payload| decode_control(kind, payload))
+        .map(|control| Element::Control(control, HEADER_BYTES + len))
+        .ok_or_else(|| corrupt(format!("an element of kind {kind} and {len} bytes is not known")))
+}
+
+/// The input of a task: gate, watermarks, which channels have ended.
+pub(super) struct Channels {
+    pub gate: InputGate,
+    /// For each channel, the logical input that it belongs to.
+    pub inputs: Vec<u8>,
+    pub timestamps: Vec<bool>,
+    valve: WatermarkValve,
+    ended: Vec<bool>,
+    open: u32,
+    /// The chain takes nothing before this time.
+    pub wait_until_ns: u64,
+}
+
+impl Channels {
+    pub fn new(input: Input) -> Self {
+        let Input { gate, inputs, timestamps } = input;
+        let channels = gate.channels();
+        Channels {
+            gate,
+            inputs,
+            timestamps,
+            valve: WatermarkValve::new(channels),
+            ended: vec![false; channels as usize],
+            open: channels,
+            wait_until_ns: 0,
+        }
+    }
+
+    /// Whether every channel has ended.
+    pub fn all_ended(&self) -> bool {
+        self.open == 0
+    }
+
+    /// Takes an event.
+    pub fn event(&mut self, channel: ChannelIndex, event: Event, emit: impl FnMut(Control)) {
+        match event {
+            Event::EndOfData => {
+                if !std::mem::replace(&mut self.ended[channel.0 as usize], true) {
+                    self.open -= 1;
+                    self.valve.end(channel.0, emit);
+                }
+            }
+            Event::EndOfInput => {}
+            Event::Barrier(barrier) => {
+                // Nobody triggers checkpoints yet; a channel must not stay closed for all that.
+                if barrier.blocks {
+                    self.gate.resume(channel, barrier.checkpoint);
+                }
+            }
+            Event::Cancel(_) => {}
+        }
+    }
+
+    pub fn control(&mut self, channel: ChannelIndex, control: Control, emit: impl FnMut(Control)) {
+        self.valve.take(channel.0, control, emit);
+    }
+
+    /// Books a turn and rings the senders.
+    pub fn end_turn(&mut self, metrics: &SubtaskMetrics) {
+        self.gate.publish();
+        metrics.bytes_in.set(self.gate.bytes_in());
+        metrics.buffers_in.set(self.gate.buffers_in());
+        metrics.watermark.set(self.valve.watermark() as u64);
+        let usage = self.gate.usage();
+        metrics.exclusive_used.set(u64::from(usage.exclusive_used));
+        metrics.exclusive_size.set(u64::from(usage.exclusive_size));
+        metrics.floating_used.set(u64::from(usage.floating_used));
+        metrics.floating_size.set(u64::from(usage.floating_size));
+        metrics.input_queue_length.set(u64::from(usage.queued));
+    }
+
+    pub fn rung(&mut self, port: Port) -> bool {
+        let Port::Input { channel, .. } = port else { return false };
+        self.gate.rung(channel);
+        true
+    }
+}
+
+/// A task that reads one type of record and hands it to a chain.
+pub struct ReaderTask<T: Record, C: Collector<T>> {
+    channels: Channels,
+    tail: Tail<T, C>,
+    pace: Pace,
+    record: PhantomData<fn(T)>,
+}
+
+impl<T: Record, C: Collector<T>> ReaderTask<T, C> {
+    pub(crate) fn new(cx: &mut SubtaskContext, next: C) -> Self {
+        ReaderTask {
+            channels: Channels::new(cx.input()),
+            tail: Tail::new(next, cx.metrics.clone(), cx.info.vertex.clone()),
+            pace: Pace::new(),
+            record: PhantomData,
+        }
+    }
+
+    fn end_turn(&mut self, records: u64, progress: Progress) -> Progress {
+        self.channels.end_turn(&self.tail.metrics);
+        self.tail.end_turn(records);
+        progress
+    }
+}
+
+impl<T: Record, C: Collector<T>> Task for ReaderTask<T, C> {
+    fn turn(&mut self, cx: &mut TurnContext<'_>) -> Progress {
+        if !self.tail.is_running() {
+            return self.tail.finish(|| cx.clock.now_ns() >= cx.until_ns);
+        }
+        if self.channels.wait_until_ns > cx.now_ns {
+            return Progress::BusyUntil(self.channels.wait_until_ns);
+        }
+        let mut records = 0;
+        let (mut looked_at_ns, mut since_look) = (cx.now_ns, 0);
+        self.tail.next.begin_turn(cx.now_ns);
+        loop {
+            if !self.tail.next.ready() {
+                let obstacle = self.tail.obstacle();
+                return self.end_turn(records, obstacle);
+            }
+            let (channel, event) = match self.channels.gate.poll() {
+                Next::Data(channel) => (channel, None),
+                Next::Event(channel, event) => (channel, Some(event)),
+                Next::Empty => {
+                    let progress = self.end_turn(records, Progress::Idle);
+                    self.channels.gate.set_idle();
+                    return progress;
+                }
+            };
+            self.channels.gate.set_active();
+            if let Some(event) = event {
+                self.channels.event(channel, event, |control| self.tail.next.control(control));
+                if self.channels.all_ended() {
+                    self.channels.end_turn(&self.tail.metrics);
+                    self.tail.end_turn(records);
+                    return self.tail.finish(|| cx.clock.now_ns() >= cx.until_ns);
+                }
+                continue;
+            }
+            let timestamps = self.channels.timestamps[channel.0 as usize];
+            let limit = self.pace.batch() - since_look;
+            let read = read::<T>(
+                &mut self.channels.gate,
+                channel,
+                timestamps,
+                limit,
+                &mut Head(&mut self.tail.next),
+            );
+            let (taken, stop) = match read {
+                Ok(read) => read,
+                Err(mut failure) => {
+                    failure.operator.get_or_insert_with(|| self.tail.vertex().to_string());
+                    return self.end_turn(records, Progress::Failed(failure));
+                }
+            };
+            records += u64::from(taken);
+            since_look += taken;
+            match stop {
+                Stop::Control(control) => {
+                    self.channels.control(channel, control, |control| self.tail.next.control(control));
+                }
+                Stop::Wait(at_ns) => {
+                    self.channels.wait_until_ns = at_ns;
+                    if let Some(failure) = self.tail.failure() {
+                        return self.end_turn(records, Progress::Failed(failure));
+                    }
+                    return self.end_turn(records, Progress::BusyUntil(at_ns));
+                }
+                Stop::Limit | Stop::NotReady => {}
+            }
+            if since_look >= self.pace.batch() {
+                let now_ns = cx.clock.now_ns();
+                self.pace.took(now_ns - looked_at_ns);
+                (looked_at_ns, since_look) = (now_ns, 0);
+                if now_ns >= cx.until_ns {
+                    return self.end_turn(records, Progress::Ready);
+                }
+            }
+        }
+    }
+
+    fn rung(&mut self, port: Port) {
+        if !self.channels.rung(port) {
+            self.tail.rung(port);
+        }
+    }
+
+    fn mail(&mut self, _: Mail, _: u64) {}
+
+    fn flush(&mut self) {
+        self.tail.flush();
+    }
+
+    fn wants_flush(&self) -> bool {
+        self.tail.wants_flush()
+    }
+}

@@ -1,0 +1,74 @@
+//! The end of a chain that writes to a sink.
+
+use crate::operator::{Collector, Control, OperatorFailure, Step};
+use crate::record::{Record, Timestamp};
+use crate::sink::Sink;
+use crate::source::SourceError;
+use std::sync::Arc;
+use tidegate_shard::account::SubtaskMetrics;
+use tidegate_shard::output::ResultPartition;
+
+/// A sink at the end of a chain.
+pub struct SinkEnd<S: Sink> {
+    sink: S,
+    name: Arc<str>,
+    failed: Option<SourceError>,
+    /// Whether something was written since the last flush.
+    unflushed: bool,
+    now_ns: u64,
+    metrics: Arc<SubtaskMetrics>,
+}
+
+impl<S: Sink> SinkEnd<S> {
+    pub(crate) fn new(sink: S, name: Arc<str>, metrics: Arc<SubtaskMetrics>) -> Self {
+        SinkEnd { sink, name, failed: None, unflushed: false, now_ns: 0, metrics }
+    }
+}
+
+impl<S: Sink> Collector<S::Item> for SinkEnd<S> {
+    #[inline(always)]
+    fn collect(&mut self, record: <S::Item as Record>::Ref<'_>, at: Timestamp) {
+        self.unflushed = true;
+        if let Err(cause) = self.sink.write(record, at) {
+            self.failed.get_or_insert(cause);
+        }
+    }
+
+    #[inline(always)]
+    fn ready(&self) -> bool {
+        self.failed.is_none()
+    }
+
+    fn begin_turn(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+    }
+
+    fn control(&mut self, control: Control) {
+        if let Control::Marker { at_ns, .. } = control {
+            self.metrics.marker_latency_ns.set(self.now_ns.saturating_sub(at_ns));
+        }
+    }
+
+    fn finish(&mut self) -> Step {
+        if let Err(cause) = self.sink.finish() {
+            self.failed.get_or_insert(cause);
+        }
+        Step::Done
+    }
+
+    fn outputs(&mut self, _: &mut dyn FnMut(&mut ResultPartition)) {}
+
+    fn end_of_turn(&mut self) {
+        if self.unflushed && self.failed.is_none() {
+            self.unflushed = false;
+            if let Err(cause) = self.sink.flush() {
+                self.failed = Some(cause);
+            }
+        }
+    }
+
+    fn failure(&mut self) -> Option<OperatorFailure> {
+        let cause = self.failed.take()?;
+        Some(OperatorFailure { operator: self.name.to_string(), cause })
+    }
+}

@@ -1,0 +1,184 @@
+//! The task of an operator with two inputs of different types.
+
+use super::SubtaskContext;
+use super::reader::{Channels, Stop, Take, read};
+use super::tail::{Pace, Tail};
+use crate::operator::{Collector, Wait};
+use crate::record::{Record, Timestamp};
+use std::marker::PhantomData;
+use tidegate_shard::input::Next;
+use tidegate_shard::mailbox::Mail;
+use tidegate_shard::task::{Port, Progress, Task, TurnContext};
+
+/// An operator with two inputs, at the head of a chain; as a collector it takes neither.
+pub trait TwoInput<A: Record, B: Record> {
+    /// Takes a record of the first input.
+    fn first(&mut self, record: A::Ref<'_>, at: Timestamp);
+    /// Takes a record of the second input.
+    fn second(&mut self, record: B::Ref<'_>, at: Timestamp);
+}
+
+struct First<'a, H, U>(&'a mut H, PhantomData<fn(U)>);
+struct Second<'a, H, U>(&'a mut H, PhantomData<fn(U)>);
+
+/// What both inputs do alike: no batches, no waiting.
+macro_rules! take {
+    ($side:ident, $type:ident, $method:ident) => {
+        impl<A: Record, B: Record, U: Record, H> Take<$type> for $side<'_, H, (A, B, U)>
+        where
+            H: TwoInput<A, B> + Collector<U>,
+        {
+            #[inline(always)]
+            fn ready(&self) -> bool {
+                self.0.ready()
+            }
+
+            #[inline(always)]
+            fn take(&mut self, record: $type::Ref<'_>, at: Timestamp) {
+                self.0.$method(record, at);
+            }
+
+            #[inline(always)]
+            fn may_wait(&self) -> bool {
+                false
+            }
+
+            fn offer(&mut self, record: $type::Ref<'_>, at: Timestamp) -> Wait {
+                self.0.$method(record, at);
+                Wait::Done
+            }
+
+            #[inline(always)]
+            fn wants_batches(&self) -> bool {
+                false
+            }
+
+            fn take_batch(&mut self, batch: &[($type::Ref<'_>, Timestamp)]) -> usize {
+                for (taken, (record, at)) in batch.iter().enumerate() {
+                    if !self.0.ready() {
+                        return taken;
+                    }
+                    self.0.$method(*record, *at);
+                }
+                batch.len()
+            }
+        }
+    };
+}
+
+take!(First, A, first);
+take!(Second, B, second);
+
+/// A task that reads two types of records and hands them to one operator.
+pub struct TwoInputTask<A, B, U: Record, H: Collector<U>> {
+    channels: Channels,
+    tail: Tail<U, H>,
+    pace: Pace,
+    records: PhantomData<fn(A, B)>,
+}
+
+impl<A, B, U: Record, H: Collector<U>> TwoInputTask<A, B, U, H> {
+    pub(crate) fn new(cx: &mut SubtaskContext, head: H) -> Self {
+        TwoInputTask {
+            channels: Channels::new(cx.input()),
+            tail: Tail::new(head, cx.metrics.clone(), cx.info.vertex.clone()),
+            pace: Pace::new(),
+            records: PhantomData,
+        }
+    }
+
+    fn end_turn(&mut self, records: u64, progress: Progress) -> Progress {
+        self.channels.end_turn(&self.tail.metrics);
+        self.tail.end_turn(records);
+        progress
+    }
+}
+
+impl<A, B, U, H> Task for TwoInputTask<A, B, U, H>
+where
+    A: Record,
+    B: Record,
+    U: Record,
+    H: TwoInput<A, B> + Collector<U>,
+{
+    fn turn(&mut self, cx: &mut TurnContext<'_>) -> Progress {
+        if !self.tail.is_running() {
+            return self.tail.finish(|| cx.clock.now_ns() >= cx.until_ns);
+        }
+        let mut records = 0;
+        let mut looked_at_ns = cx.now_ns;
+        self.tail.next.begin_turn(cx.now_ns);
+        loop {
+            if !self.tail.next.ready() {
+                let obstacle = self.tail.obstacle();
+                return self.end_turn(records, obstacle);
+            }
+            let (channel, event) = match self.channels.gate.poll() {
+                Next::Data(channel) => (channel, None),
+                Next::Event(channel, event) => (channel, Some(event)),
+                Next::Empty => {
+                    let progress = self.end_turn(records, Progress::Idle);
+                    self.channels.gate.set_idle();
+                    return progress;
+                }
+            };
+            self.channels.gate.set_active();
+            if let Some(event) = event {
+                self.channels.event(channel, event, |control| self.tail.next.control(control));
+                if self.channels.all_ended() {
+                    self.channels.end_turn(&self.tail.metrics);
+                    self.tail.end_turn(records);
+                    return self.tail.finish(|| cx.clock.now_ns() >= cx.until_ns);
+                }
+                continue;
+            }
+            let timestamps = self.channels.timestamps[channel.0 as usize];
+            let (gate, limit) = (&mut self.channels.gate, self.pace.batch());
+            let read = match self.channels.inputs[channel.0 as usize] {
+                0 => {
+                    let mut head = First::<_, (A, B, U)>(&mut self.tail.next, PhantomData);
+                    read::<A>(gate, channel, timestamps, limit, &mut head)
+                }
+                _ => {
+                    let mut head = Second::<_, (A, B, U)>(&mut self.tail.next, PhantomData);
+                    read::<B>(gate, channel, timestamps, limit, &mut head)
+                }
+            };
+            let (taken, stop) = match read {
+                Ok(read) => read,
+                Err(mut failure) => {
+                    failure.operator.get_or_insert_with(|| self.tail.vertex().to_string());
+                    return self.end_turn(records, Progress::Failed(failure));
+                }
+            };
+            records += u64::from(taken);
+            if let Stop::Control(control) = stop {
+                self.channels.control(channel, control, |control| self.tail.next.control(control));
+            }
+            let now_ns = cx.clock.now_ns();
+            if taken == limit {
+                self.pace.took(now_ns - looked_at_ns);
+            }
+            looked_at_ns = now_ns;
+            if now_ns >= cx.until_ns {
+                return self.end_turn(records, Progress::Ready);
+            }
+        }
+    }
+
+    fn rung(&mut self, port: Port) {
+        if !self.channels.rung(port) {
+            self.tail.rung(port);
+        }
+    }
+
+    fn mail(&mut self, _: Mail, _: u64) {}
+
+    fn flush(&mut self) {
+        self.tail.flush();
+    }
+
+    fn wants_flush(&self) -> bool {
+        self.tail.wants_flush()
+    }
+}

@@ -1,0 +1,140 @@
+//! The end of a chain that writes to an exchange: partitioner, codec, result partition.
+
+use crate::operator::{Collector, Control, OperatorFailure, Step};
+use crate::partitioner::Partitioner;
+use crate::record::{Record, Timestamp};
+use std::marker::PhantomData;
+use tidegate_shard::frame;
+use tidegate_shard::output::ResultPartition;
+
+/// Bytes of a timestamp before a record, on edges that carry them.
+pub(crate) const TIMESTAMP_BYTES: usize = 8;
+
+/// Size of each record of `T` on an edge, in bytes, or 0 if they are framed.
+pub(crate) fn stride<T: Record>(timestamps: bool) -> u32 {
+    match T::STRIDE {
+        // A record of no bytes needs a frame to be seen.
+        Some(0) | None => 0,
+        Some(bytes) if timestamps => bytes + TIMESTAMP_BYTES as u32,
+        Some(bytes) => bytes,
+    }
+}
+
+/// Encodes records into the lanes of a result partition.
+pub struct WriterEnd<T: Record, P> {
+    partition: ResultPartition,
+    partitioner: P,
+    timestamps: bool,
+    fixed: bool,
+    lanes: usize,
+    scratch: Vec<u8>,
+    marker_lane: usize,
+    record: PhantomData<fn(T)>,
+}
+
+impl<T: Record, P: Partitioner<T>> WriterEnd<T, P> {
+    pub(crate) fn new(partition: ResultPartition, partitioner: P, timestamps: bool) -> Self {
+        WriterEnd {
+            timestamps,
+            fixed: partition.stride() != 0,
+            lanes: partition.lanes(),
+            partition,
+            partitioner,
+            scratch: Vec::new(),
+            marker_lane: 0,
+            record: PhantomData,
+        }
+    }
+
+    /// The way of records that are not written as fixed ones without a timestamp.
+    #[inline]
+    fn put_other(&mut self, lane: usize, record: T::Ref<'_>, at: Timestamp) {
+        let before = if self.timestamps { TIMESTAMP_BYTES } else { 0 };
+        let encode = |out: &mut [u8]| {
+            let (time, payload) = out.split_at_mut(before);
+            if let Some(time) = time.first_chunk_mut() {
+                *time = at.to_le_bytes();
+            }
+            T::encode(record, payload);
+        };
+        match T::encoded_len(record) {
+            Some(len) if self.fixed => self.partition.put_fixed(lane, before + len, encode),
+            Some(len) => self.partition.put_framed(lane, before + len, encode),
+            None => {
+                self.scratch.clear();
+                if self.timestamps {
+                    self.scratch.extend_from_slice(&at.to_le_bytes());
+                }
+                T::encode_to_vec(record, &mut self.scratch);
+                self.partition.put_encoded(lane, &self.scratch);
+            }
+        }
+    }
+}
+
+impl<T: Record, P: Partitioner<T>> Collector<T> for WriterEnd<T, P> {
+    #[inline(always)]
+    fn collect(&mut self, record: T::Ref<'_>, at: Timestamp) {
+        let lane = self.partitioner.lane(record, self.lanes);
+        match T::STRIDE {
+            Some(len) if self.fixed && !self.timestamps => {
+                self.partition.put_fixed(lane, len as usize, |out| T::encode(record, out));
+            }
+            _ => self.put_other(lane, record, at),
+        }
+    }
+
+    #[inline(always)]
+    fn ready(&self) -> bool {
+        self.partition.is_available()
+    }
+
+    fn begin_turn(&mut self, _: u64) {}
+
+    fn control(&mut self, control: Control) {
+        match control {
+            Control::Watermark(at) => self.partition.put_control(frame::WATERMARK, &at.to_le_bytes()),
+            Control::Idle => self.partition.put_control(frame::IDLE, &[]),
+            Control::Active => self.partition.put_control(frame::ACTIVE, &[]),
+            Control::Marker { vertex, subtask, at_ns } => {
+                let mut payload = [0; frame::CONTROL_BYTES_MAX];
+                payload[..4].copy_from_slice(&vertex.to_le_bytes());
+                payload[4..8].copy_from_slice(&subtask.to_le_bytes());
+                payload[8..].copy_from_slice(&at_ns.to_le_bytes());
+                // One consumer each time: to all of them markers would multiply from exchange to exchange.
+                self.marker_lane = (self.marker_lane + 1) % self.lanes;
+                self.partition.put_control_on(self.marker_lane, frame::MARKER, &payload);
+            }
+        }
+    }
+
+    fn finish(&mut self) -> Step {
+        Step::Done
+    }
+
+    fn outputs(&mut self, f: &mut dyn FnMut(&mut ResultPartition)) {
+        f(&mut self.partition);
+    }
+
+    fn end_of_turn(&mut self) {}
+
+    fn failure(&mut self) -> Option<OperatorFailure> {
+        let cause = self.partition.take_failure()?;
+        Some(OperatorFailure { operator: String::new(), cause: cause.into() })
+    }
+}
+
+/// What is not a record, from its frame; `None` if the bytes are not that.
+pub(crate) fn decode_control(kind: frame::Kind, payload: &[u8]) -> Option<Control> {
+    match (kind, payload.len()) {
+        (frame::WATERMARK, 8) => Some(Control::Watermark(i64::from_le_bytes(*payload.first_chunk()?))),
+        (frame::IDLE, 0) => Some(Control::Idle),
+        (frame::ACTIVE, 0) => Some(Control::Active),
+        (frame::MARKER, frame::CONTROL_BYTES_MAX) => Some(Control::Marker {
+            vertex: u32::from_le_bytes(*payload.first_chunk()?),
+            subtask: u32::from_le_bytes(*payload[4..].first_chunk()?),
+            at_ns: u64::from_le_bytes(*payload[8..].first_chunk()?),
+        }),
+        _ => None,
+    }
+}

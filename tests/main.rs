@@ -1,0 +1,3 @@
+//! Tests across crates, one scenario a file.
+
+mod scenario;
