@@ -259,7 +259,8 @@ impl Keys {
                 Keys::Alias(Alias::table(weights))
             }
             KeyDistribution::Zipf { keys, exponent } => Keys::Zipf(
-                rand_distr::Zipf::new(keys as f64, exponent).map_err(|_| GeneratorError::Exponent(exponent))?,
+                rand_distr::Zipf::new(keys as f64, exponent)
+                    .map_err(|_| GeneratorError::Exponent(exponent))?,
             ),
             KeyDistribution::Runs(ref runs) => {
                 let runs: Arc<[_]> = runs.iter().copied().filter(|&(_, times)| times > 0).collect();
@@ -332,7 +333,11 @@ impl Alias {
         let product = u128::from(random) * table.len() as u128;
         let column = (product >> 64) as usize;
         let alias = table[column];
-        if ((product as u64) >> 32) as u32 <= alias.threshold { column as u64 } else { u64::from(alias.other) }
+        if ((product as u64) >> 32) as u32 <= alias.threshold {
+            column as u64
+        } else {
+            u64::from(alias.other)
+        }
     }
 }
 

@@ -220,11 +220,6 @@ impl LineBuffer {
         self.invalid_lines
     }
 
-    /// Whether nothing more needs to be read for this range.
-    pub(super) fn is_complete(&self) -> bool {
-        self.complete
-    }
-
     /// Drops what comes before the first line of the range; true once that line begins.
     fn skip(&mut self) -> bool {
         if let Some(at) = memchr::memchr(b'\n', &self.buf[..self.len]) {

@@ -63,10 +63,7 @@ impl<T: Record> Source for InMemory<T> {
     type Item = T;
 
     #[inline]
-    fn poll<C: Collector<T>>(
-        &mut self,
-        out: &mut SourceOutput<'_, T, C>,
-    ) -> Result<SourcePoll, SourceError> {
+    fn poll<C: Collector<T>>(&mut self, out: &mut SourceOutput<'_, T, C>) -> Result<SourcePoll, SourceError> {
         if let Repeat::For(duration) = self.repeat {
             let now_ns = out.now_ns();
             let ends_ns = *self.ends_ns.get_or_insert(now_ns.saturating_add(duration.as_nanos() as u64));
@@ -117,11 +114,9 @@ mod tests {
     /// Goal: nothing to emit is the end, not an endless loop.
     #[test]
     fn no_records_or_no_rounds_is_done() {
-        for (records, repeat) in [
-            (0, Repeat::Times(3)),
-            (0, Repeat::For(Duration::from_secs(1))),
-            (4, Repeat::Times(0)),
-        ] {
+        for (records, repeat) in
+            [(0, Repeat::Times(3)), (0, Repeat::For(Duration::from_secs(1))), (4, Repeat::Times(0))]
+        {
             let records: Arc<[u64]> = (0..records).collect();
             assert_eq!(run(&mut InMemory::new(records, repeat), 10).unwrap(), []);
         }

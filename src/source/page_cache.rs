@@ -38,13 +38,7 @@ pub(super) fn open(path: &Path) -> Option<File> {
     // SAFETY: `path` is a terminated string and `how` a `struct open_how` of the size given; both
     // outlive the call, which writes to neither.
     let fd = unsafe {
-        libc::syscall(
-            libc::SYS_openat2,
-            libc::AT_FDCWD,
-            path.as_ptr(),
-            &raw const how,
-            size_of::<OpenHow>(),
-        )
+        libc::syscall(libc::SYS_openat2, libc::AT_FDCWD, path.as_ptr(), &raw const how, size_of::<OpenHow>())
     };
     if fd < 0 {
         return None;

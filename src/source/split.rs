@@ -162,7 +162,8 @@ impl Inputs {
 
     /// The splits of each subtask, in the order of the inputs.
     pub(super) fn assign(&self, parallelism: u32, split_bytes_min: u64) -> Vec<Vec<Split>> {
-        let plain: u64 = self.files.iter().map(|f| if f.kind == InputKind::Plain { f.bytes } else { 0 }).sum();
+        let plain: u64 =
+            self.files.iter().map(|f| if f.kind == InputKind::Plain { f.bytes } else { 0 }).sum();
         let split_bytes =
             plain.div_ceil(u64::from(parallelism) * SPLITS_PER_SUBTASK).max(split_bytes_min).max(1);
         let mut splits = Vec::new();
@@ -171,14 +172,18 @@ impl Inputs {
                 InputKind::Plain => {
                     // Equal parts, so that no file ends with a split of a few bytes.
                     let parts = file.bytes.div_ceil(split_bytes);
-                    let cut = |part: u64| (u128::from(file.bytes) * u128::from(part) / u128::from(parts)) as u64;
+                    let cut =
+                        |part: u64| (u128::from(file.bytes) * u128::from(part) / u128::from(parts)) as u64;
                     splits.extend((0..parts).map(|part| {
                         let split = Split { input, start: cut(part), end: cut(part + 1) };
                         (split.end - split.start, split)
                     }));
                 }
                 InputKind::Gzip => {
-                    splits.push((file.bytes.saturating_mul(GZIP_WEIGHT), Split { input, start: 0, end: u64::MAX }));
+                    splits.push((
+                        file.bytes.saturating_mul(GZIP_WEIGHT),
+                        Split { input, start: 0, end: u64::MAX },
+                    ));
                 }
                 // Nobody knows how long it is: as if it were all the rest together.
                 InputKind::Pipe | InputKind::Stdin => {

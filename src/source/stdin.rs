@@ -25,11 +25,6 @@ impl StreamChunks {
         let file = File::open(&path).map_err(|cause| TextError::Unreadable { path: path.clone(), cause })?;
         Ok(StreamChunks { path, input: Box::new(file), consumed: 0 })
     }
-
-    #[cfg(test)]
-    pub(super) fn of(input: impl Read + 'static) -> StreamChunks {
-        StreamChunks { path: "test".into(), input: Box::new(input), consumed: 0 }
-    }
 }
 
 impl ReadChunk for StreamChunks {
