@@ -87,7 +87,9 @@ impl Environment {
         T: Record + Send + Sync,
     {
         let records: Arc<[T]> = records.into();
-        self.source(name, move |cx: &SourceContext| Ok(InMemory::of_subtask(records.clone(), cx, Repeat::Times(1))))
+        self.source(name, move |cx: &SourceContext| {
+            Ok(InMemory::of_subtask(records.clone(), cx, Repeat::Times(1)))
+        })
     }
 
     /// Runs the job to its end.

@@ -5,8 +5,8 @@ use super::environment::Environment;
 use super::keyed::KeyedStream;
 use crate::graph::logical::{Edge, Exchange, Factory, VertexId};
 use crate::operator::chain::{Chain, FilterChain, FlatMapChain, MapChain, SideChain, Tee};
-use crate::operator::{Collector, Output, Wait};
 use crate::operator::wait::WaitChain;
+use crate::operator::{Collector, Output, Wait};
 use crate::partitioner::{Custom, Forward, MakeByKey, MakePartitioner, MakeRebalance, MakeShuffle};
 use crate::record::{KeySelector, Record};
 use crate::sink::Sink;
@@ -134,7 +134,12 @@ impl<T: Record, P: Chain<T>> Stream<T, P> {
         F: for<'a> FnMut(T::Ref<'a>) -> U + Clone + Send + Sync + 'static,
     {
         let this = self.operator("map", "map");
-        Stream::new(this.env, this.vertex, MapChain { previous: this.chain, f, types: PhantomData }, this.timestamps)
+        Stream::new(
+            this.env,
+            this.vertex,
+            MapChain { previous: this.chain, f, types: PhantomData },
+            this.timestamps,
+        )
     }
 
     /// The records for which `f` holds.

@@ -156,7 +156,7 @@ const NETWORK: &[Key] = &[
     Key::new("taskmanager.memory.network.fraction", SHARE, "0.1", Later(BY_CHANNELS),
         "share of memory for network buffers"),
     Key::new("taskmanager.memory.network.min", SIZE, "64 mb", Later(BY_CHANNELS), "least network memory"),
-    Key::new("taskmanager.memory.network.max", SIZE, UNSET, Later(BY_CHANNELS), "most network memory"),
+    Key::new("taskmanager.memory.network.max", SIZE, UNSET, Use, "most memory for segments, over all shards"),
     Key::new("taskmanager.network.memory.buffer-debloat.enabled", BOOL, "false", Later(NO_DEBLOATING),
         "whether buffers shrink so that what is in flight is consumed in the target time"),
     Key::new("taskmanager.network.memory.buffer-debloat.period", duration_from(ms(1)), "200 ms",
@@ -355,8 +355,7 @@ const FAILURE: &[Key] = &[
     Key::new("task.cancellation.interval", duration_from(ms(1)), "30 s",
         Later("no effect yet: a task is told once that it is cancelled"), "period of telling a task that it is cancelled"),
     Key::new("task.cancellation.timeout", DURATION, "3 min",
-        Later("no effect yet: the end of a cancelled task is waited for without limit"),
-        "time until a task that does not end takes the process with it; 0 = never"),
+        Use, "time until a job that does not let itself be stopped is given up"),
 ];
 
 #[rustfmt::skip]

@@ -9,7 +9,7 @@
 
 use super::state::{JobState, Machine, Order};
 use crate::api::JobGraph;
-use crate::config::{BufferTimeout, Config, ConfigError, IdleStrategy as ConfiguredIdle};
+use crate::config::{Config, ConfigError};
 use crate::graph::plan::{Plan, PlanConfig, PlanError};
 use crate::subtask::wire::{ShardLinks, doors, wire};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use tidegate_shard::account::{ShardMetrics, SubtaskMetrics, TimeShares};
 use tidegate_shard::channel::doorbell::Sleeper;
 use tidegate_shard::channel::ring::Full;
-use tidegate_shard::config::{ExchangeConfig, FlushInterval, TurnConfig};
+use tidegate_shard::config::{FlushInterval, TurnConfig};
 use tidegate_shard::driver::{self, EventFd, IdleStrategy, MonotonicClock};
 use tidegate_shard::memory::{Pool, Region, RegionError};
 use tidegate_shard::shard::{
@@ -73,7 +73,9 @@ pub enum JobError {
     #[error("the job was cancelled")]
     Canceled,
     /// A shard is held by user code and cannot be stopped.
-    #[error("{vertex} ({subtask}) has held shard {shard} for {held:?} and does not let it stop (task.cancellation.timeout)")]
+    #[error(
+        "{vertex} ({subtask}) has held shard {shard} for {held:?} and does not let it stop (task.cancellation.timeout)"
+    )]
     Stuck {
         /// The shard.
         shard: u32,
@@ -170,25 +172,6 @@ impl ReportSink for Reports {
     }
 }
 
-/// The exchange as configured.
-pub fn exchange_config(config: &Config) -> ExchangeConfig {
-    ExchangeConfig {
-        segment_size_bytes: config.segment_size(),
-        exclusive_per_channel: config.exclusive_buffers_per_channel(),
-        floating_per_gate: config.floating_buffers_per_gate(),
-        buffers_per_subpartition_max: config.max_buffers_per_channel(),
-        overdraft_per_partition_max: config.max_overdraft_buffers_per_gate(),
-        overdraft_reserve_max: config.overdraft_reserve(),
-        record_size_bytes_max: config.max_record_size() as u32,
-        flush: match config.buffer_timeout() {
-            BufferTimeout::EveryRecord => FlushInterval::EveryRecord,
-            BufferTimeout::After(time) => FlushInterval::After(time.as_nanos() as u64),
-            BufferTimeout::Never => FlushInterval::Never,
-        },
-        flush_to_idle: config.flush_to_idle(),
-    }
-}
-
 /// The layout as configured, on `shards` shards.
 pub fn plan_config(config: &Config, shards: u32) -> PlanConfig {
     PlanConfig {
@@ -196,7 +179,7 @@ pub fn plan_config(config: &Config, shards: u32) -> PlanConfig {
         // Where nobody says, a job uses the cores that it was given.
         parallelism: if config.is_set("parallelism.default") { config.parallelism() } else { shards },
         max_parallelism: config.max_parallelism(),
-        exchange: exchange_config(config),
+        exchange: config.exchange_config(),
         memory_bytes_max: config.network_memory_max(),
     }
 }
@@ -220,14 +203,7 @@ impl RunningJob {
         let plan = Plan::new(&graph, &plan_config(&config, count))?;
         let (messages, inbox) = channel();
         let clock = MonotonicClock::start();
-        let idle = match config.idle_strategy() {
-            ConfiguredIdle::Spin => IdleStrategy::Spin,
-            ConfiguredIdle::Backoff => {
-                IdleStrategy::Backoff { spin_ns: config.idle_spin().as_nanos() as u64 }
-            }
-            ConfiguredIdle::Park => IdleStrategy::Park,
-        };
-        let turn = TurnConfig { quantum_ns: config.shard_quantum().as_nanos() as u64, ..Default::default() };
+        let (idle, turn) = (config.idle_strategy(), config.turn_config());
         let mut shards = Vec::new();
         let mut links = Vec::new();
         for index in 0..count {
@@ -442,7 +418,8 @@ fn start_shard(setup: ShardSetup, messages: Sender<Message>) -> Result<(ShardHan
         let (doors, sleeper, metrics) = parts;
         let reports = Box::new(Reports(messages));
         let ShardSetup { id, turn, flush, idle, clock, .. } = setup;
-        let mut shard = Shard::new(ShardParts { id, turn, flush, pool, doors, sleeper, reports, metrics }, mailbox);
+        let mut shard =
+            Shard::new(ShardParts { id, turn, flush, pool, doors, sleeper, reports, metrics }, mailbox);
         // A panic of user code is caught where tasks are run; any other is a bug of ours, and whoever waits
         // for this shard would wait for ever.
         if catch_unwind(AssertUnwindSafe(|| driver::run(&mut shard, &clock, &event, idle))).is_err() {
@@ -500,7 +477,9 @@ impl Coordinator {
                             self.send(shard, ShardMail::Shutdown);
                         }
                     }
-                    Order::Mail(shard, task, mail) => self.send(shard.0 as usize, ShardMail::Task(task, mail)),
+                    Order::Mail(shard, task, mail) => {
+                        self.send(shard.0 as usize, ShardMail::Task(task, mail))
+                    }
                 }
             }
             for (shard, mail) in std::mem::take(&mut self.waiting) {
@@ -518,8 +497,7 @@ impl Coordinator {
                 let _ = thread.join();
             }
         }
-        let summary =
-            JobSummary { elapsed: self.shared.started.elapsed(), subtasks: self.shared.snapshot() };
+        let summary = JobSummary { elapsed: self.shared.started.elapsed(), subtasks: self.shared.snapshot() };
         match (self.machine.state(), self.machine.failure()) {
             (_, Some((shard, task, failure))) => {
                 let (vertex, subtask, parallelism) = self.shared.task_name(*shard, *task);

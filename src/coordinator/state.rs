@@ -208,7 +208,9 @@ mod tests {
         assert_eq!(machine.report(SHARDS[1], first), [Order::ShutDown]);
         assert_eq!(machine.report(SHARDS[0], Report::Failed(TaskIndex(1), failure("second"))), []);
         assert_eq!(machine.cancel(), []);
-        SHARDS.map(|shard| machine.report(shard, Report::Stopped));
+        for shard in SHARDS {
+            machine.report(shard, Report::Stopped);
+        }
         assert_eq!(machine.state(), JobState::Failed);
         assert_eq!(machine.failure().map(|f| f.2.cause.as_str()), Some("first"));
     }
@@ -218,7 +220,9 @@ mod tests {
         let mut machine = machine();
         assert_eq!(machine.cancel(), [Order::ShutDown]);
         machine.report(SHARDS[0], Report::Finished(TaskIndex(0)));
-        SHARDS.map(|shard| machine.report(shard, Report::Stopped));
+        for shard in SHARDS {
+            machine.report(shard, Report::Stopped);
+        }
         assert_eq!(machine.state(), JobState::Canceled);
     }
 }

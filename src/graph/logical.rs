@@ -9,8 +9,7 @@ use tidegate_shard::task::{Task, TaskFailure};
 pub struct VertexId(pub u32);
 
 /// Builds one subtask of a vertex, on its shard.
-pub type Factory =
-    Arc<dyn Fn(&mut SubtaskContext) -> Result<Box<dyn Task>, TaskFailure> + Send + Sync>;
+pub type Factory = Arc<dyn Fn(&mut SubtaskContext) -> Result<Box<dyn Task>, TaskFailure> + Send + Sync>;
 
 /// One operator of a vertex.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -53,7 +53,9 @@ pub enum PlanError {
         to_parallelism: u32,
     },
     /// A segment size out of range.
-    #[error("a segment of {bytes} bytes must have {SEGMENT_SIZE_BYTES_MIN} … {SEGMENT_SIZE_BYTES_MAX} bytes and a multiple of 8 (taskmanager.memory.segment-size)")]
+    #[error(
+        "a segment of {bytes} bytes must have {SEGMENT_SIZE_BYTES_MIN} … {SEGMENT_SIZE_BYTES_MAX} bytes and a multiple of 8 (taskmanager.memory.segment-size)"
+    )]
     SegmentSize {
         /// What was asked for.
         bytes: u32,
@@ -384,7 +386,11 @@ fn short_type(name: &str) -> String {
 }
 
 fn abbreviate(shards: &[String]) -> String {
-    if shards.len() <= 8 { shards.join(" ") } else { format!("{} … {}", shards[..4].join(" "), shards[shards.len() - 1]) }
+    if shards.len() <= 8 {
+        shards.join(" ")
+    } else {
+        format!("{} … {}", shards[..4].join(" "), shards[shards.len() - 1])
+    }
 }
 
 fn check_uids(graph: &LogicalGraph) -> Result<(), PlanError> {
@@ -404,7 +410,8 @@ fn settle_vertices(graph: &LogicalGraph, config: &PlanConfig) -> Result<Vec<Plan
         if vertex.factory.is_none() {
             return Err(PlanError::Open { vertex: name });
         }
-        let forward = graph.edges.iter().find(|e| e.to.0 as usize == index && e.exchange == Exchange::Forward);
+        let forward =
+            graph.edges.iter().find(|e| e.to.0 as usize == index && e.exchange == Exchange::Forward);
         // A producer is always added before its consumers, so it is settled.
         let inherited = forward.map(|e| vertices[e.from.0 as usize].parallelism);
         let parallelism = vertex.parallelism.or(inherited).unwrap_or(config.parallelism);

@@ -210,9 +210,7 @@ where
     }
 
     fn failure(&mut self) -> Option<OperatorFailure> {
-        failure(&mut self.failed, &self.name)
-            .or_else(|| self.next.failure())
-            .or_else(|| self.side.failure())
+        failure(&mut self.failed, &self.name).or_else(|| self.next.failure()).or_else(|| self.side.failure())
     }
 
     fn begin_turn(&mut self, now_ns: u64) {

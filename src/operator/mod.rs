@@ -3,8 +3,9 @@
 pub mod chain;
 pub mod connect;
 pub mod keyed;
-pub mod wait;
 mod output;
+pub mod wait;
+pub mod words;
 
 pub use output::{Output, Wait};
 

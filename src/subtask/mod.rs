@@ -128,8 +128,7 @@ impl SubtaskContext {
         let partition =
             ResultPartition::new(&self.exchange, share, parts.senders, parts.stride, parts.broadcast)
                 .with_index(output);
-        let partitioner =
-            partitioner.make(self.info.subtask, parts.to_max_parallelism, parts.to_parallelism);
+        let partitioner = partitioner.make(self.info.subtask, parts.to_max_parallelism, parts.to_parallelism);
         Ok(WriterEnd::new(partition, partitioner, parts.timestamps))
     }
 }

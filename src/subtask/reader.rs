@@ -210,7 +210,8 @@ fn read_framed<T: Record>(
                 }
             }
             if !batch.is_empty() {
-                let took = if head.wants_batches() { head.take_batch(&batch) } else { one_by_one(head, &batch) };
+                let took =
+                    if head.wants_batches() { head.take_batch(&batch) } else { one_by_one(head, &batch) };
                 taken += took as u32;
                 at = if took > 0 { ends[took - 1] } else { at };
                 if took < batch.len() {
@@ -349,10 +350,7 @@ fn split_timestamp<T: Record>(bytes: &[u8], timestamps: bool) -> Result<(Timesta
 }
 
 #[inline(always)]
-fn decode<'a, T: Record>(
-    bytes: &'a [u8],
-    scratch: &'a mut T::Scratch,
-) -> Result<T::Ref<'a>, TaskFailure> {
+fn decode<'a, T: Record>(bytes: &'a [u8], scratch: &'a mut T::Scratch) -> Result<T::Ref<'a>, TaskFailure> {
     T::decode(bytes, scratch).map_err(|error| corrupt(error.to_string()))
 }
 

@@ -93,7 +93,8 @@ pub fn wire(plan: &Plan, graph: &LogicalGraph, links: &[ShardLinks]) -> Wired {
         let shard = planned.shard.0 as usize;
         let Draft { gate, outputs, mut ports } = draft;
         ports.push((shards, planned.task.0, Port::Waker));
-        let bell = Bell::new(links[shard].doors[shards].clone(), links[shard].sleeper.clone(), planned.task.0);
+        let bell =
+            Bell::new(links[shard].doors[shards].clone(), links[shard].sleeper.clone(), planned.task.0);
         let waker = Waker::new(move || bell.ring());
         let vertex = &plan.vertices[planned.vertex.0 as usize];
         let logical = graph.vertex(planned.vertex);

@@ -29,7 +29,9 @@ impl<T: Record + Send> Collected<T> {
     fn new() -> Self {
         Collected(Arc::default())
     }
-    fn sink(&self) -> impl Fn(&SubtaskInfo) -> Result<CollectSink<T>, SourceError> + Clone + Send + Sync + 'static {
+    fn sink(
+        &self,
+    ) -> impl Fn(&SubtaskInfo) -> Result<CollectSink<T>, SourceError> + Clone + Send + Sync + 'static {
         let all = self.0.clone();
         move |_: &SubtaskInfo| Ok(CollectSink(all.clone()))
     }
