@@ -11,7 +11,7 @@
 //!
 //! Nothing else may wake a shard.
 
-use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
+use crate::sync::{AtomicBool, AtomicU64, Ordering, fence, view};
 use std::sync::Arc;
 
 /// Ends a blocked shard's wait, from any thread; called at most once a sleep.
@@ -104,7 +104,7 @@ impl Doorbell {
     /// Calls `f` with each slot that was rung, and clears them.
     #[inline]
     pub fn take(&self, mut f: impl FnMut(u32)) {
-        if self.is_silent() {
+        if view(true, self.is_silent()) {
             return;
         }
         let mut summary = self.summary.swap(0, Ordering::Acquire);
