@@ -35,14 +35,16 @@ impl Sleeper {
     /// Says that the shard is about to block. It may do so only if it then finds every doorbell silent
     /// by [`Doorbell::is_silent`]; otherwise it calls [`wake_up`](Self::wake_up) and goes on.
     pub fn fall_asleep(&self) {
-        self.asleep.store(true, Ordering::Relaxed);
+        // Only swaps change the flag, so all its changes have one order: loom does not order a plain store and
+        // another thread's swap, and reports lost wake-ups.
+        self.asleep.swap(true, Ordering::AcqRel);
         // Pairs with the fence in `wake_if_asleep`: our store first, then our loads of the bells.
         fence(Ordering::SeqCst);
     }
 
     /// Says that the shard is awake.
     pub fn wake_up(&self) {
-        self.asleep.store(false, Ordering::Relaxed);
+        self.asleep.swap(false, Ordering::AcqRel);
     }
 
     #[inline]
