@@ -9,6 +9,10 @@ pub const SEGMENT_SIZE_BYTES_MAX: u32 = 1 << 20;
 /// Events that may wait in one channel's ring beside its data: barrier, cancel, end of data, end of input.
 pub const EVENTS_PER_CHANNEL_MAX: u32 = 4;
 
+/// Least cap of a subpartition: at one, the open segment would close its own partition, and since nothing is
+/// added to it any more it would never be sealed and never come back.
+pub const BUFFERS_PER_SUBPARTITION_MAX_MIN: u32 = 2;
+
 /// Length of a record in bytes that a frame header can state: 28 bits.
 pub const RECORD_SIZE_BYTES_MAX: u32 = (1 << 28) - 1;
 
@@ -24,7 +28,8 @@ pub struct ExchangeConfig {
     pub exclusive_per_channel: u32,
     /// Further segments that the channels of one gate may hold together.
     pub floating_per_gate: u32,
-    /// Segments of one subpartition at which its whole partition becomes unavailable.
+    /// Segments of one subpartition at which its whole partition becomes unavailable, at least
+    /// [`BUFFERS_PER_SUBPARTITION_MAX_MIN`]; more only as overdraft.
     pub buffers_per_subpartition_max: u32,
     /// Segments beyond its pool that a partition may take to finish the record in work.
     pub overdraft_per_partition_max: u32,

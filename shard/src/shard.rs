@@ -245,6 +245,11 @@ impl Shard {
             self.tasks[index as usize].runnable = false;
             now_ns = self.run_task(index, now_ns, clock);
             worked = true;
+            // Mail waits for the quantum of one task, not for those of all.
+            if !self.inbound[self.mail_door].door.is_silent() {
+                self.take_mail_bell();
+                self.take_mail(now_ns);
+            }
         }
         if worked {
             self.metrics.turns.add(1);
@@ -260,9 +265,7 @@ impl Shard {
     fn take_bells(&mut self) -> bool {
         let mut rung = std::mem::take(&mut self.rung);
         for (index, inbound) in self.inbound.iter().enumerate() {
-            if index == self.mail_door {
-                inbound.door.take(|_| self.mail_waits = true);
-            } else {
+            if index != self.mail_door {
                 inbound.door.take(|slot| {
                     if let Some(ports) = inbound.slots.get(slot as usize) {
                         rung.extend_from_slice(ports);
@@ -270,6 +273,7 @@ impl Shard {
                 });
             }
         }
+        self.take_mail_bell();
         let any = !rung.is_empty();
         for (task, port) in rung.drain(..) {
             let slot = &mut self.tasks[task.0 as usize];
@@ -280,6 +284,10 @@ impl Shard {
         }
         self.rung = rung;
         any
+    }
+
+    fn take_mail_bell(&mut self) {
+        self.inbound[self.mail_door].door.take(|_| self.mail_waits = true);
     }
 
     fn take_mail(&mut self, now_ns: u64) -> bool {
@@ -298,12 +306,18 @@ impl Shard {
                 ShardMail::Deploy(deployments) => self.deploy(deployments, now_ns),
                 ShardMail::Task(index, mail) => {
                     let slot = &mut self.tasks[index.0 as usize];
-                    if slot.task.is_some()
-                        && let Err(MailboxFull(mail)) = slot.mailbox.put(mail)
-                    {
+                    if slot.task.is_none() {
+                        continue;
+                    }
+                    if let Err(MailboxFull(mail)) = slot.mailbox.put(mail) {
                         self.reports.report(self.id, Report::Refused(index, mail));
                     }
-                    self.make_runnable(index.0);
+                    // It is the next one to run.
+                    if slot.runnable {
+                        self.run.retain(|waiting| *waiting != index.0);
+                    }
+                    slot.runnable = true;
+                    self.run.push_front(index.0);
                 }
                 ShardMail::Shutdown => {
                     self.run.clear();
@@ -321,6 +335,7 @@ impl Shard {
     fn deploy(&mut self, deployments: Vec<Deployment>, now_ns: u64) {
         for Deployment { task: index, make, ports, metrics } in deployments {
             assert_eq!(index.0 as usize, self.tasks.len(), "tasks are deployed in order");
+            let own_ports: Vec<Port> = ports.iter().map(|(.., port)| *port).collect();
             for (door, slot, port) in ports {
                 let slots = &mut self.inbound[door].slots;
                 let slot = (slot % Doorbell::SLOTS) as usize;
@@ -334,7 +349,13 @@ impl Shard {
                 .unwrap_or_else(|panic| Err(failure_of_panic(panic.as_ref())));
             metrics.time.switch(TimeState::Idle, now_ns);
             let task = match task {
-                Ok(task) => Some(task),
+                Ok(mut task) => {
+                    // Other shards may have run before: what they rang was nobody's port then.
+                    for port in own_ports {
+                        task.rung(port);
+                    }
+                    Some(task)
+                }
                 Err(failure) => {
                     self.reports.report(self.id, Report::Failed(index, failure));
                     None
@@ -416,11 +437,12 @@ impl Shard {
         .unwrap_or_else(|panic| Progress::Failed(failure_of_panic(panic.as_ref())));
         let now_ns = clock.now_ns();
         self.metrics.running_task.set(0);
+        let time = &slot.metrics.time;
         if cancelled {
+            time.switch(TimeState::Idle, now_ns);
             slot.task = None;
             return now_ns;
         }
-        let time = &slot.metrics.time;
         match progress {
             Progress::Ready => {
                 slot.runnable = true;
@@ -456,6 +478,7 @@ impl Shard {
             slot.flush_armed = true;
             // On a grid, so that a record waits half the interval on average, as under a periodic flusher;
             // only while there is something to flush, so that an idle job sleeps.
+            let interval_ns = interval_ns.max(1);
             let at_ns = (now_ns / interval_ns + 1) * interval_ns;
             self.timers.push(Reverse((at_ns, index, Timer::Flush)));
         }

@@ -8,7 +8,7 @@
 //! | ring `tail` | producer | consumer | Release after the slot, Acquire before it |
 //! | ring `head` | consumer | producer | Release after the slot was emptied, Acquire before it is filled |
 //! | segment state | writer of the segment | its reader | Release after the bytes, Acquire before them |
-//! | `granted`, `backlog` | consumer; producer | the other | totals and hints: Relaxed, ordered by the doorbell |
+//! | `granted`, `announced` | consumer; producer | the other | totals and hints: Relaxed, ordered by the doorbell |
 //! | `resumed` | consumer | producer | as `granted` |
 //! | gate's idle word | consumer | its producers | a hint: Relaxed |
 //! | doorbell words | any publisher | the shard that is rung | Release in `ring`, Acquire in `take` |

@@ -8,13 +8,15 @@
 //! | ---------- | ---------- | ------------------ |
 //! | `granted`  | consumer   | producer, consumer |
 //! | `sent`     | producer   | producer           |
+//! | `announced`| producer   | producer, consumer |
 //! | `received` | consumer   | consumer           |
 //! | `returned` | consumer   | consumer           |
 //!
-//! Invariant: `returned <= received <= sent <= granted`, and the consumer aims at
-//! `granted = returned + exclusive + lent`. A permit that was lent is taken back by not granting again, so
-//! `granted` never falls. Each side asserts the half it can see. Totals wrap at 2^32, so code compares
-//! differences.
+//! Invariant: `returned <= received <= sent <= granted = returned + exclusive + lent`. A permit that was lent
+//! is taken back by not granting again, so `granted` never falls. `announced = sent + backlog` is what the
+//! producer could use; the consumer lends towards it and never beyond, so no lent permit lies unused while
+//! another channel waits for it. Each side asserts the half it can see. Totals wrap at 2^32, so code
+//! compares differences.
 //!
 //! Why totals, not one counter that both sides edit: each cache line has one writer, and reading a stale
 //! total costs a delay, never a lost segment.
@@ -68,6 +70,12 @@ impl Grants {
     /// Total granted.
     pub fn granted(&self) -> u32 {
         self.granted
+    }
+
+    /// How many of the `announced` buffers no credit was granted for.
+    #[inline]
+    pub fn short_of(&self, announced: u32) -> u32 {
+        (announced.wrapping_sub(self.granted) as i32).max(0) as u32
     }
 
     /// Permits that are out: granted and not yet returned.

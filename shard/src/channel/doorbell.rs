@@ -11,7 +11,7 @@
 //!
 //! Nothing else may wake a shard.
 
-use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
+use crate::sync::{AtomicBool, AtomicU64, Ordering, fence, view};
 use std::sync::Arc;
 
 /// Ends a blocked shard's wait, from any thread; called at most once a sleep.
@@ -35,14 +35,16 @@ impl Sleeper {
     /// Says that the shard is about to block. It may do so only if it then finds every doorbell silent
     /// by [`Doorbell::is_silent`]; otherwise it calls [`wake_up`](Self::wake_up) and goes on.
     pub fn fall_asleep(&self) {
-        self.asleep.store(true, Ordering::Relaxed);
+        // Only swaps change the flag, so all its changes have one order: loom does not order a plain store and
+        // another thread's swap, and reports lost wake-ups.
+        self.asleep.swap(true, Ordering::AcqRel);
         // Pairs with the fence in `wake_if_asleep`: our store first, then our loads of the bells.
         fence(Ordering::SeqCst);
     }
 
     /// Says that the shard is awake.
     pub fn wake_up(&self) {
-        self.asleep.store(false, Ordering::Relaxed);
+        self.asleep.swap(false, Ordering::AcqRel);
     }
 
     #[inline]
@@ -104,7 +106,7 @@ impl Doorbell {
     /// Calls `f` with each slot that was rung, and clears them.
     #[inline]
     pub fn take(&self, mut f: impl FnMut(u32)) {
-        if self.is_silent() {
+        if view(true, self.is_silent()) {
             return;
         }
         let mut summary = self.summary.swap(0, Ordering::Acquire);

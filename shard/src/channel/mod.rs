@@ -6,7 +6,7 @@
 //!                ── lane: events that overtake ──►
 //!                ◄── return ring: segments ───────
 //!                ◄── granted, resumed ────────────
-//!                ─── backlog ────────────────────►
+//!                ─── announced ──────────────────►
 //! ```
 //!
 //! Buffers are descriptors; the bytes stay in the sender's region and are read there in place. Each
@@ -99,8 +99,8 @@ struct ReceiverWords {
 #[derive(Default)]
 #[repr(align(128))]
 struct SenderWords {
-    /// Buffers that wait in the subpartition for credit.
-    backlog: AtomicU32,
+    /// Total of buffers sent, and of those that wait for credit.
+    announced: AtomicU32,
 }
 
 /// The subpartition's end.
@@ -110,7 +110,10 @@ pub struct Sender {
     back: Consumer<SegmentId>,
     words: Arc<Words>,
     spending: Spending,
+    announced: u32,
     blocked: Option<CheckpointId>,
+    /// The `resumed` word as last seen.
+    resumed: u64,
     idle: Arc<IdleWord>,
     bell: Bell,
 }
@@ -122,6 +125,8 @@ pub struct Receiver {
     back: Producer<SegmentId>,
     words: Arc<Words>,
     grants: Grants,
+    /// Checkpoint whose blocking barrier was read and not resumed.
+    blocked: Option<CheckpointId>,
     region: Arc<Region>,
     bell: Bell,
 }
@@ -150,11 +155,22 @@ pub fn channel(
             back: back_rx,
             words: words.clone(),
             spending: Spending::new(grants.granted()),
+            announced: 0,
             blocked: None,
+            resumed: 0,
             idle,
             bell: to_receiver,
         },
-        Receiver { data: data_rx, lane: lane_rx, back: back_tx, words, grants, region, bell: to_sender },
+        Receiver {
+            data: data_rx,
+            lane: lane_rx,
+            back: back_tx,
+            words,
+            grants,
+            blocked: None,
+            region,
+            bell: to_sender,
+        },
     )
 }
 
@@ -211,10 +227,22 @@ impl Sender {
         self.lane.push(Box::new(event)).map_err(|Full(event)| Full(*event))
     }
 
-    /// Tells the receiver how many buffers wait for credit.
+    /// Says how many buffers wait for credit; whether the receiver should hear of them now, by
+    /// [`publish`](Self::publish): they are the first that it has granted no credit for.
+    ///
+    /// What waits behind a blocking barrier does not count, or it would keep permits from the channels whose
+    /// barriers are still to come.
     #[inline]
-    pub fn set_backlog(&mut self, buffers: u32) {
-        self.words.sender.backlog.store(buffers, Ordering::Relaxed);
+    pub fn announce(&mut self, waiting: u32) -> bool {
+        let announced = self.spending.sent().wrapping_add(waiting);
+        if announced == self.announced {
+            return false;
+        }
+        let first = self.announced.wrapping_sub(self.spending.granted()) as i32 <= 0;
+        debug_assert!(announced.wrapping_sub(self.announced) as i32 > 0, "the total of buffers has fallen");
+        self.announced = announced;
+        self.words.sender.announced.store(announced, Ordering::Relaxed);
+        first && announced.wrapping_sub(self.spending.granted()) as i32 > 0
     }
 
     /// Rings the receiver's doorbell: makes visible whatever was sent or committed before.
@@ -228,13 +256,15 @@ impl Sender {
         self.back.refresh();
         self.data.refresh();
         self.spending.refresh(self.words.receiver.granted.load(Ordering::Relaxed));
-        if let Some(id) = self.blocked {
-            let resumed = self.words.receiver.resumed.load(Ordering::Relaxed);
-            if resumed == id.0 + 1 {
-                self.blocked = None;
-            } else {
-                assert!(resumed <= id.0, "resume {resumed} of a barrier that was not sent after {id:?}");
-            }
+        let resumed = self.words.receiver.resumed.load(Ordering::Relaxed);
+        if resumed != self.resumed {
+            assert_eq!(
+                self.blocked,
+                Some(CheckpointId(resumed - 1)),
+                "only the barrier that blocks is resumed, once"
+            );
+            self.resumed = resumed;
+            self.blocked = None;
         }
     }
 
@@ -272,8 +302,13 @@ impl Receiver {
     #[inline]
     pub fn take(&mut self) -> Option<Item> {
         let item = self.data.pop();
-        if let Some(Item::Buffer(_)) = item {
-            self.grants.receive();
+        match &item {
+            Some(Item::Buffer(_)) => self.grants.receive(),
+            Some(Item::Event(event)) => {
+                assert!(self.blocked.is_none(), "{event:?} came behind the barrier of {:?}", self.blocked);
+                self.blocked = event.blocks();
+            }
+            None => {}
         }
         item
     }
@@ -303,8 +338,10 @@ impl Receiver {
     /// now. Call [`publish`](Self::publish) after the last one of a turn.
     pub fn give_back(&mut self, segment: SegmentId, lent: u32) {
         if let Err(Full(segment)) = self.back.push(segment) {
-            // As many slots as a subpartition may own segments, so this is a bug of ours.
-            panic!("the return ring has no room for {segment:?}");
+            // It has a slot for every segment that a subpartition may own, and the sender emptied the slots
+            // of those that it filled again before it sent them: so the true head is far enough.
+            self.back.refresh();
+            self.back.push(segment).expect("the return ring has room for every segment of the subpartition");
         }
         self.grants.give_back();
         self.grant(lent);
@@ -317,14 +354,19 @@ impl Receiver {
     }
 
     /// Lets the sender go on behind the blocking barrier of `id`. Call [`publish`](Self::publish) after.
+    ///
+    /// # Panics
+    ///
+    /// If the channel is not blocked by that barrier: each one that was read is resumed once.
     pub fn resume(&mut self, id: CheckpointId) {
+        assert_eq!(self.blocked.take(), Some(id), "only the barrier that blocks is resumed, once");
         self.words.receiver.resumed.store(id.0 + 1, Ordering::Relaxed);
     }
 
-    /// Buffers that the sender says wait for credit.
+    /// Buffers that the sender says wait for credit that was not granted yet.
     #[inline]
     pub fn backlog(&self) -> u32 {
-        self.words.sender.backlog.load(Ordering::Relaxed)
+        self.grants.short_of(self.words.sender.announced.load(Ordering::Relaxed))
     }
 
     /// Items that this side knows to wait in the ring.

@@ -39,6 +39,8 @@ pub(super) struct InputChannel {
     assembly_len: usize,
     /// Floating permits that the gate has lent.
     pub lent: u32,
+    /// Whether the channel is in the gate's list of those that want floating permits.
+    pub wants: bool,
     /// Whether the channel is in the gate's ready list.
     pub ready: bool,
     /// Whether the sender should be rung at the end of the turn.
@@ -53,6 +55,7 @@ impl InputChannel {
             assembly: Vec::new(),
             assembly_len: 0,
             lent: 0,
+            wants: false,
             ready: false,
             to_publish: false,
         }
@@ -127,6 +130,7 @@ impl InputChannel {
         debug_assert!(self.assembly_len == 0);
         let mut assembly = std::mem::take(&mut self.assembly);
         assembly.clear();
+        assembly.reserve_exact(len);
         let unread = self.unread().bytes;
         assembly.extend_from_slice(&unread[skip..]);
         let all = unread.len();

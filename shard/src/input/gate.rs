@@ -6,7 +6,7 @@
 //! | permits | who has them |
 //! | --- | --- |
 //! | exclusive, 2 a channel | always the channel's |
-//! | floating, 8 a gate | lent to channels whose sender announces a backlog, taken back as it shrinks |
+//! | floating, 8 a gate | lent to channels whose sender announces a backlog, taken back when it needs none |
 //!
 //! The gate can hand out a barrier and resume a channel, and does not know what a barrier means. It has no
 //! blocked state: a channel is blocked at its sender, and its ring is empty behind the barrier.
@@ -55,6 +55,8 @@ const GIVEN_BACK_MAX: u32 = 4;
 pub struct InputGate {
     channels: Vec<InputChannel>,
     ready: VecDeque<u32>,
+    /// Channels that want more floating permits than were free, in the order in which they asked.
+    wanting: VecDeque<u32>,
     to_publish: Vec<u32>,
     given_back: u32,
     floating_free: u32,
@@ -73,6 +75,7 @@ impl InputGate {
         InputGate {
             channels,
             ready: VecDeque::with_capacity(count),
+            wanting: VecDeque::new(),
             to_publish: Vec::with_capacity(count),
             given_back: 0,
             floating_free: floating,
@@ -89,7 +92,8 @@ impl InputGate {
         self.channels.len() as u32
     }
 
-    /// To be called when the doorbell of a channel rang.
+    /// To be called when the doorbell of a channel rang; [`publish`](Self::publish) after, even if nothing is
+    /// read, since the sender may be granted credit.
     pub fn rung(&mut self, channel: ChannelIndex) {
         let input = &mut self.channels[channel.0 as usize];
         input.rung();
@@ -98,7 +102,7 @@ impl InputGate {
             self.ready.push_back(channel.0);
         }
         // A sender with a backlog may be waiting for permits that we have, and no segment to remind us.
-        self.lend(channel);
+        self.lend(channel.0);
     }
 
     /// What comes next, channels in turn.
@@ -163,7 +167,11 @@ impl InputGate {
 
     /// Adds unread bytes to the record; whether it is whole and may be read by [`assembled`](Self::assembled).
     pub fn assemble(&mut self, channel: ChannelIndex) -> bool {
-        self.channels[channel.0 as usize].assemble()
+        let input = &mut self.channels[channel.0 as usize];
+        let before = input.assembled().len();
+        let whole = input.assemble();
+        self.bytes_in += (input.assembled().len() - before) as u64;
+        whole
     }
 
     /// The payload of the record that was put together.
@@ -220,14 +228,20 @@ impl InputGate {
     fn give_back(&mut self, index: u32, segment: SegmentId) {
         self.buffers_in += 1;
         let channel = &mut self.channels[index as usize];
-        if channel.lent > channel.receiver.backlog() {
+        if channel.lent > 0 && channel.receiver.backlog() == 0 {
             // The permit that comes back with this segment is a floating one that is no longer needed.
             channel.lent -= 1;
             self.floating_free += 1;
         }
         channel.receiver.give_back(segment, channel.lent);
         self.mark_to_publish(index);
-        self.lend(ChannelIndex(index));
+        self.lend(index);
+        while self.floating_free > 0
+            && let Some(next) = self.wanting.pop_front()
+        {
+            self.channels[next as usize].wants = false;
+            self.lend(next);
+        }
         self.given_back += 1;
         if self.given_back >= GIVEN_BACK_MAX {
             self.publish();
@@ -235,20 +249,20 @@ impl InputGate {
     }
 
     /// Lends floating permits to a channel with a backlog.
-    fn lend(&mut self, channel: ChannelIndex) {
-        if self.floating_free == 0 {
-            return;
-        }
-        let input = &mut self.channels[channel.0 as usize];
+    fn lend(&mut self, index: u32) {
+        let input = &mut self.channels[index as usize];
         let wanted = input.receiver.backlog();
-        if input.lent >= wanted {
-            return;
+        let more = wanted.min(self.floating_free);
+        if more < wanted && !input.wants {
+            input.wants = true;
+            self.wanting.push_back(index);
         }
-        let more = (wanted - input.lent).min(self.floating_free);
-        input.lent += more;
-        self.floating_free -= more;
-        input.receiver.grant(input.lent);
-        self.mark_to_publish(channel.0);
+        if more > 0 {
+            input.lent += more;
+            self.floating_free -= more;
+            input.receiver.grant(input.lent);
+            self.mark_to_publish(index);
+        }
     }
 
     /// How much of its permits the gate uses.

@@ -12,13 +12,15 @@
 //!
 //! The partition is *available* while it has a free segment and no subpartition has reached its cap. The
 //! task asks before each record and takes none while it is not, since it cannot know where the next record
-//! goes. A record in work always ends: pool, then overdraft, then the heap, up to a limit at which the job
-//! fails; so mail never waits for memory.
+//! goes. A record in work always ends: pool (up to the cap), then overdraft, then the heap, up to a limit at
+//! which the job fails; so mail never waits for memory.
+//!
+//! Invariant: a subpartition holds at most cap + overdraft segments, for which its rings have slots.
 
 use super::subpartition::Subpartition;
 use crate::barrier::Event;
 use crate::channel::{Buffer, Sender};
-use crate::config::{ExchangeConfig, FlushInterval};
+use crate::config::{BUFFERS_PER_SUBPARTITION_MAX_MIN, ExchangeConfig, FlushInterval, RECORD_SIZE_BYTES_MAX};
 use crate::frame::{self, HEADER_BYTES, Kind, RECORD};
 use crate::memory::{Region, SegmentId, Share};
 use std::collections::VecDeque;
@@ -138,6 +140,13 @@ pub struct ResultPartition {
 
 impl ResultPartition {
     /// A partition towards `senders`, for records of `stride` bytes each or, if that is 0, of any size.
+    ///
+    /// A record that fits in a segment is always taken, so the effective limit of a record's size is the
+    /// configured one or a segment's size, whichever is larger.
+    ///
+    /// # Panics
+    ///
+    /// If the configured cap of a subpartition is below [`BUFFERS_PER_SUBPARTITION_MAX_MIN`].
     pub fn new(
         config: &ExchangeConfig,
         share: Share,
@@ -145,6 +154,8 @@ impl ResultPartition {
         stride: u32,
         broadcast: bool,
     ) -> Self {
+        let cap = config.buffers_per_subpartition_max;
+        assert!(cap >= BUFFERS_PER_SUBPARTITION_MAX_MIN, "a subpartition with {cap} segments never moves");
         let lanes = if broadcast { 1 } else { senders.len() };
         let region = share.region();
         // Records that fill a large part of a segment are framed, so that they can span.
@@ -156,7 +167,10 @@ impl ResultPartition {
             records: 0,
             index: 0,
             stride,
-            record_bytes_max: config.record_size_bytes_max,
+            record_bytes_max: config
+                .record_size_bytes_max
+                .max(region.segment_size())
+                .min(RECORD_SIZE_BYTES_MAX),
             flush_every_record: config.flush == FlushInterval::EveryRecord,
             flush_to_idle: config.flush_to_idle && config.flush != FlushInterval::Never,
             broadcast,
@@ -165,7 +179,7 @@ impl ResultPartition {
             share,
             region,
             holds,
-            cap: config.buffers_per_subpartition_max,
+            cap,
             at_cap: 0,
             overflow_bytes: 0,
             failure: None,
@@ -318,19 +332,14 @@ impl ResultPartition {
             return;
         }
         for lane in 0..self.lanes.len() {
-            let mut idle = false;
-            for sub in self.subs_of(lane) {
-                let sub = &mut self.subs[sub];
+            let unserved = |sub: &Subpartition| {
                 let spell = sub.sender.idle_spell();
-                if spell & 1 == 1 && spell != sub.served_spell {
-                    sub.served_spell = spell;
-                    idle = true;
-                }
-            }
-            if idle && !self.flush_lane(lane) {
-                // Nothing to hand over: the spell is still to be served.
+                spell & 1 == 1 && spell != sub.served_spell
+            };
+            // A spell in which there was nothing to hand over is still to be served.
+            if self.subs_of(lane).any(|sub| unserved(&self.subs[sub])) && self.flush_lane(lane) {
                 for sub in self.subs_of(lane) {
-                    self.subs[sub].served_spell = 0;
+                    self.subs[sub].served_spell = self.subs[sub].sender.idle_spell();
                 }
             }
         }
@@ -349,6 +358,9 @@ impl ResultPartition {
             // A segment of any channel may serve any lane.
             for lane in 0..self.lanes.len() {
                 self.drain_overflow(lane);
+                if self.flush_every_record {
+                    self.flush_lane(lane);
+                }
             }
         }
         let open = self.open_buffer(lane);
@@ -416,9 +428,12 @@ impl ResultPartition {
         }
         match &self.lanes[lane].open {
             // The rest of a framed segment is used up first.
-            Some(open) if open.stride == 0 => return false,
-            Some(_) => self.seal(lane),
-            None => {}
+            Some(open)
+                if open.stride == 0 && self.framed_room(lane) >= HEADER_BYTES + self.stride as usize =>
+            {
+                return false;
+            }
+            _ => self.seal(lane),
         }
         self.open(lane, self.stride, true)
     }
@@ -438,7 +453,7 @@ impl ResultPartition {
                 self.overflow_bytes += payload.len().max(1) as u64;
                 self.lanes[lane].overflow.push_back(Held::Element {
                     kind,
-                    payload: payload.clone().into(),
+                    payload: payload.as_slice().into(),
                     left,
                 });
                 self.available = false;
@@ -464,13 +479,7 @@ impl ResultPartition {
         let spans = kind == RECORD && self.stride == 0;
         if left.is_none() {
             let needed = HEADER_BYTES + if spans { payload.len().min(1) } else { payload.len() };
-            let fits = match &self.lanes[lane].open {
-                Some(open) => {
-                    open.stride == 0 && open.end as usize - self.cursors[lane].at as usize >= needed
-                }
-                None => false,
-            };
-            if !fits {
+            if self.framed_room(lane) < needed {
                 self.seal(lane);
                 if !self.open(lane, 0, overdraw) {
                     return false;
@@ -481,10 +490,7 @@ impl ResultPartition {
         let mut from = left.unwrap_or(0);
         while from < payload.len() {
             *left = Some(from);
-            let room = match &self.lanes[lane].open {
-                Some(open) => open.end as usize - self.cursors[lane].at as usize,
-                None => 0,
-            };
+            let room = self.framed_room(lane);
             if room == 0 {
                 self.seal(lane);
                 if !self.open(lane, 0, overdraw) {
@@ -497,6 +503,14 @@ impl ResultPartition {
             from += piece;
         }
         true
+    }
+
+    /// Bytes that the lane's open segment has room for, if it is a framed one.
+    fn framed_room(&self, lane: usize) -> usize {
+        match &self.lanes[lane].open {
+            Some(open) if open.stride == 0 => open.end as usize - self.cursors[lane].at as usize,
+            _ => 0,
+        }
     }
 
     /// Copies bytes to the cursor of a lane, within its open segment.
@@ -516,7 +530,9 @@ impl ResultPartition {
     /// Opens a segment of records of `stride` bytes, or a framed one if that is 0, in a lane without an open
     /// one; whether there was a segment.
     fn open(&mut self, lane: usize, stride: u32, overdraw: bool) -> bool {
-        let taken = match self.share.take() {
+        // Beyond the cap only overdraft, however much the pool has: the rings have slots for no more.
+        let at_cap = self.at_cap > 0 && self.subs_of(lane).any(|sub| self.subs[sub].held >= self.cap);
+        let taken = match if at_cap { None } else { self.share.take() } {
             None if overdraw => self.share.overdraw(),
             taken => taken,
         };

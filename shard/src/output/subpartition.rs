@@ -57,7 +57,8 @@ impl Subpartition {
     }
 
     /// Sends what may leave now: queued items in order, then, if a flush was asked for, `open`, the open
-    /// segment's committed part. Tells the backlog and rings the consumer if anything was sent.
+    /// segment's committed part. Rings the consumer if anything was sent, or if the first buffer waits for
+    /// credit.
     pub fn send(&mut self, open: Option<Buffer>) {
         let mut sent = false;
         while let Some(front) = self.queue.front() {
@@ -77,7 +78,7 @@ impl Subpartition {
             }
             sent = true;
         }
-        let mut open_waits = 0;
+        let (mut waiting, behind_barrier) = self.waiting();
         if let Some(mut buffer) = open
             && self.flush_requested
             && !self.open_sent
@@ -87,14 +88,30 @@ impl Subpartition {
                 self.sender.send_buffer(buffer);
                 self.open_sent = true;
                 sent = true;
-            } else {
-                open_waits = 1;
+            } else if !behind_barrier {
+                waiting += 1;
             }
         }
-        self.sender.set_backlog(self.queued_buffers + open_waits);
-        if sent {
+        let announces = self.sender.announce(waiting);
+        if sent || announces {
             self.sender.publish();
         }
+    }
+
+    /// Queued buffers that wait for nothing but credit, and whether a barrier closes the channel behind them.
+    fn waiting(&self) -> (u32, bool) {
+        if self.sender.is_blocked() {
+            return (0, true);
+        }
+        let mut buffers = 0;
+        for queued in &self.queue {
+            match queued {
+                Queued::Buffer(_) => buffers += 1,
+                Queued::Event(event) if event.blocks().is_some() => return (buffers, true),
+                Queued::Event(_) => {}
+            }
+        }
+        (buffers, false)
     }
 
     fn next_sequence(&mut self) -> u64 {
