@@ -3,9 +3,29 @@
 //! A source is polled on its shard's thread and must never block there: it emits what it has while
 //! [`SourceOutput::ready`] holds and says what it waits for.
 
+mod error;
+pub mod generator;
+mod gzip;
+mod helper;
+mod lines;
+pub mod memory;
+mod page_cache;
+mod split;
+mod stdin;
+pub mod tcp;
+#[cfg(test)]
+pub(crate) mod testing;
+pub mod text;
+
+pub use error::TextError;
+pub use helper::remember_allowed_cores;
+pub use split::{InputFile, InputKind, Skipped, Split};
+
 use crate::operator::{Collector, Control};
 use crate::record::{NO_TIMESTAMP, Record, Timestamp};
+use std::fmt;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 /// One parallel instance of a source.
 pub trait Source: 'static {
@@ -23,10 +43,45 @@ pub trait Source: 'static {
     ) -> Result<SourcePoll, SourceError>;
 }
 
+/// What a source is told when it is made.
+#[derive(Debug, Clone)]
+pub struct SourceContext {
+    /// Which of the parallel instances it is, from 0.
+    pub subtask: u32,
+    /// How many there are.
+    pub parallelism: u32,
+    /// To be used when there is something to emit after [`SourcePoll::Wait`].
+    pub waker: Waker,
+}
+
+/// Makes a waiting task runnable, from any thread.
+///
+/// A wake during a poll is not lost: the task is polled once more.
+#[derive(Clone)]
+pub struct Waker(Arc<dyn Fn() + Send + Sync>);
+
+impl Waker {
+    /// A waker that calls `wake`, which must be quick and must not block.
+    pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Waker {
+        Waker(Arc::new(wake))
+    }
+
+    /// Has the task polled again.
+    pub fn wake(&self) {
+        (self.0)();
+    }
+}
+
+impl fmt::Debug for Waker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Waker")
+    }
+}
+
 /// Why a source stopped emitting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SourcePoll {
-    /// There is more; it was the output that was no longer ready.
+    /// There is more: the output was no longer ready, or enough was done for one poll.
     More,
     /// Nothing to emit before this time, in nanoseconds of [`SourceOutput::now_ns`]'s clock.
     WaitUntil(u64),
