@@ -1,5 +1,7 @@
 //! Operators: fused into a chain at compile time, each handing its records to the next.
 
+pub mod words;
+
 use crate::record::{Record, Timestamp};
 use crate::source::SourceError;
 use tidegate_shard::output::ResultPartition;

@@ -1,5 +1,14 @@
 //! Sinks: where records go to.
 
+pub mod blackhole;
+pub mod collect;
+pub mod file;
+pub mod latency;
+mod row;
+pub mod stdout;
+
+pub use row::Format;
+
 use crate::record::{Record, Timestamp};
 use crate::source::SourceError;
 
