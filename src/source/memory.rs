@@ -118,7 +118,7 @@ mod tests {
             [(0, Repeat::Times(3)), (0, Repeat::For(Duration::from_secs(1))), (4, Repeat::Times(0))]
         {
             let records: Arc<[u64]> = (0..records).collect();
-            assert!(run(&mut InMemory::new(records, repeat), 10).unwrap().is_empty());
+            assert_eq!(run(&mut InMemory::new(records, repeat), 10).unwrap(), [0u64; 0]);
         }
     }
 
