@@ -197,12 +197,31 @@ fn key_group(key: u64) -> u32 {
     (h as i32).unsigned_abs() % KEY_GROUPS
 }
 
-/// The thread that counts each record's key.
+/// The thread that counts each record's key, eight keys at once where the processor can.
+///
+/// The baseline of x86-64 has no multiplication of four 32-bit numbers; AVX2 has one of eight.
 #[inline(always)]
 fn find_targets(records: &[Pair], threads: u32, targets: &mut [u32; BATCH]) {
-    for (target, (key, _)) in targets.iter_mut().zip(records) {
-        *target = key_group(*key) * threads / KEY_GROUPS;
+    #[inline(always)]
+    fn plain(records: &[Pair], threads: u32, targets: &mut [u32; BATCH]) {
+        for (target, (key, _)) in targets.iter_mut().zip(records) {
+            *target = key_group(*key) * threads / KEY_GROUPS;
+        }
     }
+
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx2")]
+        fn wide(records: &[Pair], threads: u32, targets: &mut [u32; BATCH]) {
+            plain(records, threads, targets);
+        }
+
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the one thing that `wide` needs is AVX2, and the line above found it.
+            return unsafe { wide(records, threads, targets) };
+        }
+    }
+    plain(records, threads, targets);
 }
 
 fn push(records: &[Pair], threads: u32, out: &mut Outlets<Pair>) {
@@ -267,6 +286,24 @@ mod tests {
         assert_eq!(key_group(4), 7);
         let second = (0..16).filter(|key| key_group(*key) * 2 / KEY_GROUPS == 1).count();
         assert_eq!(second, 9, "keys 0..16 split 7 : 9");
+    }
+
+    /// Goal: both sides of a bench send a key to the same thread.
+    /// Method: the engine's own formula, for keys that differ in either half, in batches of every length.
+    #[test]
+    fn targets_are_the_engines() {
+        use crate::graph::key_group::{key_group as engines, subtask};
+        let records: Vec<Pair> = (0..64).map(|i| (crate::limit::splitmix(i) >> (i % 64), i)).collect();
+        for threads in [1, 2, 3, 8, 128] {
+            for length in 0..=records.len() {
+                let mut targets = [0; BATCH];
+                find_targets(&records[..length], threads, &mut targets);
+                for ((key, _), target) in records[..length].iter().zip(targets) {
+                    let hash = (key ^ (key >> 32)) as i32;
+                    assert_eq!(target, subtask(engines(hash, KEY_GROUPS), KEY_GROUPS, threads), "key {key}");
+                }
+            }
+        }
     }
 
     /// Goal: every variant puts out what a plain loop does.
