@@ -22,9 +22,9 @@ use std::time::Instant;
 /// Bytes of items in a segment, as in the engine.
 pub const SEGMENT_BYTES: usize = 32 * 1024;
 
-/// Segments between a pair of threads, one way. Fewer stay in the cache, more outlast a thread that is put
-/// off its core for a while.
-pub const CREDITS: usize = 16;
+/// Segments between a pair of threads, one way: enough to outlast a thread that is put off its core for a while. The
+/// last one to come back is the first to be filled, so that those in use stay in the cache all the same.
+pub const CREDITS: usize = 64;
 
 /// Spare segments a target must have before [`Work::produce`] is called.
 const CREDITS_TO_PRODUCE: usize = 4;
