@@ -6,8 +6,19 @@ use std::marker::PhantomData;
 
 /// Chooses the lane of a result partition for each record.
 pub trait Partitioner<T: Record>: 'static {
+    /// Whether lanes are found by a hash, many of them at once by [`lanes_of`](Self::lanes_of).
+    const BY_HASH: bool = false;
+
     /// The lane, below `lanes`.
     fn lane(&mut self, record: T::Ref<'_>, lanes: usize) -> usize;
+
+    /// The hash by which the lane is found; only where [`BY_HASH`](Self::BY_HASH).
+    fn hash(&self, _: T::Ref<'_>) -> i32 {
+        0
+    }
+
+    /// The lane of each hash; only where [`BY_HASH`](Self::BY_HASH).
+    fn lanes_of(&self, _: &[i32], _: &mut [u16]) {}
 }
 
 /// Recipe of a partitioner, one for each subtask.
@@ -51,10 +62,22 @@ where
     K: Key,
     F: for<'a> KeySelector<'a, T, K> + 'static,
 {
+    const BY_HASH: bool = true;
+
     #[inline(always)]
     fn lane(&mut self, record: T::Ref<'_>, _: usize) -> usize {
-        let group = self.assigner.group(K::java_hash((self.key)(record)));
+        let group = self.assigner.group(self.hash(record));
         self.assigner.subtask_of(group) as usize
+    }
+
+    #[inline(always)]
+    fn hash(&self, record: T::Ref<'_>) -> i32 {
+        K::java_hash((self.key)(record))
+    }
+
+    #[inline(always)]
+    fn lanes_of(&self, hashes: &[i32], lanes: &mut [u16]) {
+        self.assigner.subtasks(hashes, lanes);
     }
 }
 

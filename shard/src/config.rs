@@ -94,14 +94,10 @@ impl ExchangeConfig {
 pub struct TurnConfig {
     /// How long a task works before it looks at its mail, in nanoseconds.
     pub quantum_ns: u64,
-    /// A look that finds less than this gone doubles the batch, in nanoseconds.
-    pub look_short_ns: u64,
-    /// A look that finds more than this gone makes the batch one record, in nanoseconds.
-    pub look_long_ns: u64,
 }
 
 impl Default for TurnConfig {
     fn default() -> Self {
-        TurnConfig { quantum_ns: 100_000, look_short_ns: 5_000, look_long_ns: 25_000 }
+        TurnConfig { quantum_ns: 100_000 }
     }
 }

@@ -75,6 +75,13 @@ pub struct TurnContext<'a> {
     pub until_ns: u64,
 }
 
+impl TurnContext<'_> {
+    /// How long the turn may be, in nanoseconds.
+    pub fn quantum_ns(&self) -> u64 {
+        self.until_ns - self.now_ns
+    }
+}
+
 /// A subtask, as its shard sees it. Stays on the shard where it was made.
 pub trait Task {
     /// Works until the quantum is over, input ends or an output is unavailable; never waits.

@@ -127,7 +127,7 @@ impl Config {
 
     /// How a shard runs its tasks: [`shard_quantum`](Self::shard_quantum), and the looks of the data plane.
     pub fn turn_config(&self) -> TurnConfig {
-        TurnConfig { quantum_ns: nanos(self.shard_quantum()), ..TurnConfig::default() }
+        TurnConfig { quantum_ns: nanos(self.shard_quantum()) }
     }
 
     /// Time in one turn after which the stall detector reports; longer than the quantum.

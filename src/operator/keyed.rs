@@ -7,7 +7,7 @@ use super::chain::Chain;
 use super::output::failure;
 use super::{Collector, Control, OperatorFailure, Output, Step, Wait};
 use crate::graph::key_group::Assigner;
-use crate::record::{KeySelector, Record, Timestamp};
+use crate::record::{KeySelector, NO_TIMESTAMP, Record, Timestamp};
 use crate::source::SourceError;
 use crate::state::StateKey;
 use crate::subtask::{ReaderTask, SubtaskContext};
@@ -19,7 +19,7 @@ use tidegate_shard::task::{Task, TaskFailure};
 use tidegate_storage::table::{Cursor, Table, TableKey};
 
 /// Records whose entries are fetched together.
-const BATCH: usize = 32;
+pub(crate) const BATCH: usize = 32;
 
 /// Entries that are emitted at the end of input in one step.
 const FINISH_STEP: usize = 256;
@@ -79,13 +79,19 @@ impl<K: StateKey, S: Copy + Default + 'static> KeyedState<K, S> {
         K::with_table(key, &mut self.scratch, |key| table.entry(group, key, S::default))
     }
 
-    /// Group and hash of a key, having asked for the head of its page.
+    /// The value of a key whose group is known.
     #[inline(always)]
-    fn locate(&mut self, key: K::Ref<'_>) -> (u32, u64) {
-        let group = self.assigner.group(K::java_hash(key));
+    fn entry_of(&mut self, group: u32, key: K::Ref<'_>) -> &mut S {
+        let table = &mut self.table;
+        K::with_table(key, &mut self.scratch, |key| table.entry(group, key, S::default))
+    }
+
+    /// Hash of a key, having asked for the head of its page.
+    #[inline(always)]
+    fn approach(&mut self, group: u32, key: K::Ref<'_>) -> u64 {
         let hash = K::with_table(key, &mut self.scratch, |key| <K::Table as TableKey>::hash(key));
         self.table.prefetch_directory(group, hash);
-        (group, hash)
+        hash
     }
 
     #[inline(always)]
@@ -188,23 +194,41 @@ where
         self.run(record, at);
     }
 
-    #[inline]
-    fn collect_batch(&mut self, batch: &[(T::Ref<'_>, Timestamp)]) -> usize {
+    #[inline(always)]
+    fn collect_batch(&mut self, batch: &[T::Ref<'_>], times: &[Timestamp]) -> usize {
+        let batch = &batch[..batch.len().min(BATCH)];
+        let (mut hashes, mut groups) = ([0; BATCH], [0; BATCH]);
+        for (record, hash) in batch.iter().zip(&mut hashes) {
+            *hash = K::java_hash((self.key)(*record));
+        }
+        self.state.assigner.groups(&hashes[..batch.len()], &mut groups[..batch.len()]);
+        if self.state.table.is_small() {
+            for (taken, (record, group)) in batch.iter().zip(groups).enumerate() {
+                if !self.ready() {
+                    return taken;
+                }
+                let state = self.state.entry_of(u32::from(group), (self.key)(*record));
+                let at = times.get(taken).copied().unwrap_or(NO_TIMESTAMP);
+                let mut out = Output::new(&mut self.next, at, self.now_ns, &mut self.failed);
+                (self.f)(*record, state, &mut out);
+            }
+            return batch.len();
+        }
         // Hints only: a page that is split below moves entries, and nothing here points to one.
         let mut places = [(0, 0); BATCH];
-        let batch = &batch[..batch.len().min(BATCH)];
-        for ((record, _), place) in batch.iter().zip(&mut places) {
-            *place = self.state.locate((self.key)(*record));
+        for ((record, group), place) in batch.iter().zip(groups).zip(&mut places) {
+            *place = (u32::from(group), self.state.approach(u32::from(group), (self.key)(*record)));
         }
         for (group, hash) in &places[..batch.len()] {
             self.state.table.prefetch_slot(*group, *hash);
         }
-        for (taken, ((record, at), place)) in batch.iter().zip(places).enumerate() {
+        for (taken, (record, place)) in batch.iter().zip(places).enumerate() {
             if !self.ready() {
                 return taken;
             }
             let state = self.state.entry_at(place, (self.key)(*record));
-            let mut out = Output::new(&mut self.next, *at, self.now_ns, &mut self.failed);
+            let at = times.get(taken).copied().unwrap_or(NO_TIMESTAMP);
+            let mut out = Output::new(&mut self.next, at, self.now_ns, &mut self.failed);
             (self.f)(*record, state, &mut out);
         }
         batch.len()
@@ -212,7 +236,7 @@ where
 
     #[inline(always)]
     fn wants_batches(&self) -> bool {
-        !R::WAITS && !self.state.table.is_small()
+        !R::WAITS
     }
 
     #[inline(always)]
@@ -251,8 +275,8 @@ where
                 let mut cause = None;
                 match K::from_table(key, &mut scratch) {
                     Ok(key) => {
-                        let at = crate::record::NO_TIMESTAMP;
-                        at_end.emit(key, value, &mut Output::new(next, at, *now_ns, &mut cause));
+                        let mut out = Output::new(next, NO_TIMESTAMP, *now_ns, &mut cause);
+                        at_end.emit(key, value, &mut out);
                     }
                     Err(error) => cause = Some(error.into()),
                 }

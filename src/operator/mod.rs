@@ -9,7 +9,7 @@ pub mod words;
 
 pub use output::{Output, Wait};
 
-use crate::record::{Record, Timestamp};
+use crate::record::{NO_TIMESTAMP, Record, Timestamp};
 use crate::source::SourceError;
 use tidegate_shard::output::ResultPartition;
 
@@ -49,20 +49,21 @@ pub trait Collector<T: Record> {
 
     /// Takes records until the batch ends or the chain is no longer ready; returns how many it took.
     ///
-    /// The records of a batch are decoded before the first of them is worked on, so that an operator with
-    /// keyed state can have their entries brought into the cache together.
+    /// `times` has the timestamp of each record, or is empty where none has one. The records of a batch are
+    /// decoded before the first of them is worked on, so that an operator with keyed state can find their
+    /// groups together and have their entries brought into the cache.
     #[inline]
-    fn collect_batch(&mut self, batch: &[(T::Ref<'_>, Timestamp)]) -> usize {
-        for (taken, (record, at)) in batch.iter().enumerate() {
+    fn collect_batch(&mut self, batch: &[T::Ref<'_>], times: &[Timestamp]) -> usize {
+        for (taken, record) in batch.iter().enumerate() {
             if !self.ready() {
                 return taken;
             }
-            self.collect(*record, *at);
+            self.collect(*record, times.get(taken).copied().unwrap_or(NO_TIMESTAMP));
         }
         batch.len()
     }
 
-    /// Whether batches would help now: state that does not fit in the cache.
+    /// Whether batches help: the head of the chain has keyed state. Constant for a type.
     #[inline(always)]
     fn wants_batches(&self) -> bool {
         false

@@ -37,7 +37,12 @@ macro_rules! number_record {
 
             #[inline(always)]
             fn encode(view: Self, out: &mut [u8]) {
-                out.copy_from_slice(&view.to_le_bytes());
+                let room = out.len();
+                // Not `copy_from_slice`, which may become a call even where the length is known.
+                let Ok(out) = <&mut [u8; size_of::<Self>()]>::try_from(out) else {
+                    super::tuple::wrong_room(room, size_of::<Self>() as u32)
+                };
+                *out = view.to_le_bytes();
             }
 
             #[inline(always)]

@@ -70,7 +70,7 @@ fn field_length(len: usize) -> u32 {
 /// Out of line, so that an encode is its check and its stores.
 #[cold]
 #[inline(never)]
-fn wrong_room(room: usize, stride: u32) -> ! {
+pub(super) fn wrong_room(room: usize, stride: u32) -> ! {
     panic!("{room} bytes were reserved for a record of {stride}")
 }
 

@@ -4,6 +4,7 @@ use super::tail::{Pace, Tail};
 use super::watermark::WatermarkValve;
 use super::writer::{TIMESTAMP_BYTES, decode_control};
 use super::{Input, SubtaskContext};
+use crate::operator::keyed::BATCH;
 use crate::operator::{Collector, Control, Wait};
 use crate::record::{NO_TIMESTAMP, Record, Timestamp};
 use arrayvec::ArrayVec;
@@ -15,9 +16,6 @@ use tidegate_shard::input::{ChannelIndex, InputGate, Next};
 use tidegate_shard::mailbox::Mail;
 use tidegate_shard::task::{Port, Progress, Task, TaskFailure, TurnContext};
 
-/// Records whose state entries are fetched together: enough to hide the way to memory behind each other.
-const BATCH: usize = 32;
-
 /// Who takes the records of one input: the head of the chain.
 pub(super) trait Take<T: Record> {
     fn ready(&self) -> bool;
@@ -25,7 +23,7 @@ pub(super) trait Take<T: Record> {
     fn may_wait(&self) -> bool;
     fn offer(&mut self, record: T::Ref<'_>, at: Timestamp) -> Wait;
     fn wants_batches(&self) -> bool;
-    fn take_batch(&mut self, batch: &[(T::Ref<'_>, Timestamp)]) -> usize;
+    fn take_batch(&mut self, batch: &[T::Ref<'_>], times: &[Timestamp]) -> usize;
 }
 
 /// A chain as the head of its own input.
@@ -58,8 +56,8 @@ impl<T: Record, C: Collector<T>> Take<T> for Head<'_, C> {
     }
 
     #[inline(always)]
-    fn take_batch(&mut self, batch: &[(T::Ref<'_>, Timestamp)]) -> usize {
-        self.0.collect_batch(batch)
+    fn take_batch(&mut self, batch: &[T::Ref<'_>], times: &[Timestamp]) -> usize {
+        self.0.collect_batch(batch, times)
     }
 }
 
@@ -112,11 +110,11 @@ fn read_fixed<T: Record>(
     if size_of::<T::Scratch>() == 0 && head.wants_batches() {
         let mut scratch: [T::Scratch; BATCH] = std::array::from_fn(|_| T::Scratch::default());
         for chunk in bytes[..whole * size].chunks(BATCH * size) {
-            let mut batch: ArrayVec<(T::Ref<'_>, Timestamp), BATCH> = ArrayVec::new();
+            let mut batch: ArrayVec<T::Ref<'_>, BATCH> = ArrayVec::new();
             for (record, scratch) in chunk.chunks_exact(size).zip(&mut scratch) {
-                batch.push((decode::<T>(record, scratch)?, NO_TIMESTAMP));
+                batch.push(decode::<T>(record, scratch)?);
             }
-            let took = head.take_batch(&batch);
+            let took = head.take_batch(&batch, &[]);
             taken += took;
             if took < batch.len() {
                 break;
@@ -191,14 +189,18 @@ fn read_framed<T: Record>(
     if size_of::<T::Scratch>() == 0 && !head.may_wait() {
         let mut scratch: [T::Scratch; BATCH] = std::array::from_fn(|_| T::Scratch::default());
         'buffer: while taken < limit {
-            let mut batch: ArrayVec<(T::Ref<'_>, Timestamp), BATCH> = ArrayVec::new();
+            let mut batch: ArrayVec<T::Ref<'_>, BATCH> = ArrayVec::new();
+            let mut times: ArrayVec<Timestamp, BATCH> = ArrayVec::new();
             let mut ends = [0; BATCH];
             let mut from = at;
             for scratch in &mut scratch {
                 match element(&bytes[from..])? {
                     Element::Record(payload) => {
                         let (time, payload) = split_timestamp::<T>(payload, timestamps)?;
-                        batch.push((decode::<T>(payload, scratch)?, time));
+                        batch.push(decode::<T>(payload, scratch)?);
+                        if timestamps {
+                            times.push(time);
+                        }
                         from += HEADER_BYTES + payload.len() + if timestamps { TIMESTAMP_BYTES } else { 0 };
                         ends[batch.len() - 1] = from;
                         if taken + batch.len() as u32 == limit {
@@ -210,8 +212,11 @@ fn read_framed<T: Record>(
                 }
             }
             if !batch.is_empty() {
-                let took =
-                    if head.wants_batches() { head.take_batch(&batch) } else { one_by_one(head, &batch) };
+                let took = if head.wants_batches() {
+                    head.take_batch(&batch, &times)
+                } else {
+                    one_by_one(head, &batch, &times)
+                };
                 taken += took as u32;
                 at = if took > 0 { ends[took - 1] } else { at };
                 if took < batch.len() {
@@ -278,12 +283,12 @@ fn read_framed<T: Record>(
 }
 
 #[inline(always)]
-fn one_by_one<T: Record>(head: &mut impl Take<T>, batch: &[(T::Ref<'_>, Timestamp)]) -> usize {
-    for (taken, (record, at)) in batch.iter().enumerate() {
+fn one_by_one<T: Record>(head: &mut impl Take<T>, batch: &[T::Ref<'_>], times: &[Timestamp]) -> usize {
+    for (taken, record) in batch.iter().enumerate() {
         if !head.ready() {
             return taken;
         }
-        head.take(*record, *at);
+        head.take(*record, times.get(taken).copied().unwrap_or(NO_TIMESTAMP));
     }
     batch.len()
 }
@@ -563,7 +568,7 @@ impl<T: Record, C: Collector<T>> Task for ReaderTask<T, C> {
             }
             if since_look >= self.pace.batch() {
                 let now_ns = cx.clock.now_ns();
-                self.pace.took(now_ns - looked_at_ns);
+                self.pace.took(now_ns - looked_at_ns, cx.quantum_ns());
                 (looked_at_ns, since_look) = (now_ns, 0);
                 if now_ns >= cx.until_ns {
                     return self.end_turn(records, Progress::Ready);

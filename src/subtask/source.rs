@@ -72,7 +72,7 @@ impl<S: Source, C: Collector<S::Item>> Task for SourceTask<S, C> {
             let before_ns = now_ns;
             now_ns = cx.clock.now_ns();
             if emitted >= batch {
-                self.pace.took(now_ns - before_ns);
+                self.pace.took(now_ns - before_ns, cx.quantum_ns());
             }
             match poll {
                 Err(cause) => return Progress::Failed(operator_failure(&*self.name, &cause)),

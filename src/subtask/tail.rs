@@ -156,8 +156,8 @@ impl<T: Record, C: Collector<T>> Tail<T, C> {
     }
 }
 
-/// How many records to take before the next look at the clock: doubled while a look finds little time
-/// gone, one after a look that finds much.
+/// How many records to take before the next look at the clock: doubled while a look finds little of the
+/// quantum gone, one after a look that finds much.
 ///
 /// A look costs as much as ten quick records; a batch of slow ones keeps mail waiting.
 #[derive(Debug, Clone)]
@@ -168,8 +168,10 @@ pub(super) struct Pace {
 impl Pace {
     const START: u32 = 8;
     const MAX: u32 = 4096;
-    const SHORT_NS: u64 = 5_000;
-    const LONG_NS: u64 = 25_000;
+    /// Little: 5 of 100 µs.
+    const LITTLE: u64 = 20;
+    /// Much: 25 of 100 µs.
+    const MUCH: u64 = 4;
 
     pub fn new() -> Self {
         Pace { batch: Self::START }
@@ -180,12 +182,12 @@ impl Pace {
         self.batch
     }
 
-    /// Takes note that a whole batch took this long.
+    /// Takes note that a whole batch took this long, of a quantum of `quantum_ns`.
     #[inline]
-    pub fn took(&mut self, ns: u64) {
-        if ns > Self::LONG_NS {
+    pub fn took(&mut self, ns: u64, quantum_ns: u64) {
+        if ns > quantum_ns / Self::MUCH {
             self.batch = 1;
-        } else if ns < Self::SHORT_NS {
+        } else if ns < quantum_ns / Self::LITTLE {
             self.batch = (self.batch * 2).min(Self::MAX);
         }
     }

@@ -4,7 +4,7 @@ use super::SubtaskContext;
 use super::reader::{Channels, Stop, Take, read};
 use super::tail::{Pace, Tail};
 use crate::operator::{Collector, Wait};
-use crate::record::{Record, Timestamp};
+use crate::record::{NO_TIMESTAMP, Record, Timestamp};
 use std::marker::PhantomData;
 use tidegate_shard::input::Next;
 use tidegate_shard::mailbox::Mail;
@@ -53,12 +53,12 @@ macro_rules! take {
                 false
             }
 
-            fn take_batch(&mut self, batch: &[($type::Ref<'_>, Timestamp)]) -> usize {
-                for (taken, (record, at)) in batch.iter().enumerate() {
+            fn take_batch(&mut self, batch: &[$type::Ref<'_>], times: &[Timestamp]) -> usize {
+                for (taken, record) in batch.iter().enumerate() {
                     if !self.0.ready() {
                         return taken;
                     }
-                    self.0.$method(*record, *at);
+                    self.0.$method(*record, times.get(taken).copied().unwrap_or(NO_TIMESTAMP));
                 }
                 batch.len()
             }
@@ -157,7 +157,7 @@ where
             }
             let now_ns = cx.clock.now_ns();
             if taken == limit {
-                self.pace.took(now_ns - looked_at_ns);
+                self.pace.took(now_ns - looked_at_ns, cx.quantum_ns());
             }
             looked_at_ns = now_ns;
             if now_ns >= cx.until_ns {

@@ -219,6 +219,16 @@ impl ResultPartition {
         self.stride
     }
 
+    /// Whether each record is handed over at once.
+    pub fn flushes_every_record(&self) -> bool {
+        self.flush_every_record
+    }
+
+    /// Bytes of a segment.
+    pub fn segment_size(&self) -> u32 {
+        self.region.segment_size()
+    }
+
     /// Whether one more record may be begun.
     #[inline(always)]
     pub fn is_available(&self) -> bool {
@@ -253,6 +263,28 @@ impl ResultPartition {
         }
         if self.flush_every_record {
             self.flush_lane(lane);
+        }
+    }
+
+    /// Adds records of exactly [`stride`](Self::stride) bytes, `len` of them each, that are already encoded:
+    /// `lanes[i]` is where the i-th goes.
+    #[inline(always)]
+    pub fn put_all_fixed(&mut self, lanes: &[u16], records: &[u8], len: usize) {
+        debug_assert_eq!(len, self.stride as usize);
+        assert_eq!(records.len(), lanes.len() * len, "one record for each lane");
+        self.records += lanes.len() as u64;
+        for (lane, record) in lanes.iter().zip(records.chunks_exact(len)) {
+            let lane = usize::from(*lane);
+            if self.cursors[lane].room() < len && !self.make_fixed_room(lane) {
+                let mut scratch = self.take_scratch(len);
+                scratch.copy_from_slice(record);
+                self.put_slow(lane, RECORD, scratch);
+                continue;
+            }
+            let cursor = &mut self.cursors[lane];
+            // SAFETY: as in `put_fixed`: `len` bytes from `at` are free and ours, and `record` lies elsewhere.
+            unsafe { std::ptr::copy_nonoverlapping(record.as_ptr(), cursor.at, len) };
+            cursor.at = cursor.at.wrapping_add(len);
         }
     }
 
