@@ -30,6 +30,10 @@ const WORK: Duration = Duration::from_millis(1);
 /// Records of the fast key in a row, in the mode `burst`.
 const BURST: u64 = 1000;
 
+/// With frame header and key a record takes 64 bytes, so that a segment holds 512: the fast subtask is served a
+/// segment whenever the slow one has finished one, and its rate over a window is known to within that many.
+const PAYLOAD_BYTES: usize = 52;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Mode {
     /// The keys alternate, and no record is slow.
@@ -63,9 +67,11 @@ impl Skew {
             Mode::Burst => vec![(FAST_KEY, BURST), (SLOW_KEY, 1)],
         };
         let keys = KeyDistribution::Runs(runs);
-        let generator = GeneratorPlan::new(GeneratorOptions { keys, ..GeneratorOptions::default() })?;
+        let payload_bytes = PAYLOAD_BYTES;
+        let options = GeneratorOptions { keys, payload_bytes, ..GeneratorOptions::default() };
+        let generator = GeneratorPlan::new(options)?;
         let slow = self.mode != Mode::Even;
-        env.source("source", move |cx: &SourceContext| Ok(generator.dues(cx)))
+        env.source("source", move |cx: &SourceContext| Ok(generator.payloads(cx)))
             .parallelism(1)
             .key_by::<u64, _>(|(key, _)| key)
             .process::<u64, u64, _, _>("seen", move |(key, _), seen, out: &mut Output<'_, u64>| {
