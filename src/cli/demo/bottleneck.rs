@@ -64,6 +64,7 @@ mod tests {
         bottlenecks(loads.len(), &loads, edges)
     }
 
+    const NOBODY: [usize; 0] = [];
     const CHAIN: [(usize, usize); 3] = [(0, 1), (1, 2), (2, 3)];
 
     #[test]
@@ -86,8 +87,8 @@ mod tests {
 
     #[test]
     fn a_job_with_time_to_spare_has_no_bottleneck() {
-        assert_eq!(find(&[(0.0, 50.0), (0.0, 300.0), (0.0, 0.0), (0.0, 0.0)], &CHAIN), []);
-        assert_eq!(find(&[], &[]), []);
+        assert_eq!(find(&[(0.0, 50.0), (0.0, 300.0), (0.0, 0.0), (0.0, 0.0)], &CHAIN), NOBODY);
+        assert_eq!(find(&[], &[]), NOBODY);
     }
 
     /// Goal: busy alone is not enough, since a back-pressured operator may be busy for the rest of its time.

@@ -91,14 +91,14 @@ impl Skew {
 mod tests {
     use super::*;
     use crate::graph::key_group::Assigner;
-    use crate::state::StateKey;
+    use crate::record::Key;
 
     /// Goal: the demo shows what it says only if its two keys live in two subtasks.
     #[test]
     fn the_two_keys_live_in_two_subtasks() {
         let assigner = Assigner::new(128, 2).unwrap();
         let subtask = |key: u64| {
-            let group = assigner.group(<u64 as StateKey>::java_hash(key)) as u16;
+            let group = assigner.group(<u64 as Key>::java_hash(key)) as u16;
             (0..2).find(|subtask| assigner.range(*subtask).contains(&group)).unwrap()
         };
         assert_ne!(subtask(SLOW_KEY), subtask(FAST_KEY));
