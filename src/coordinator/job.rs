@@ -104,6 +104,8 @@ pub struct SubtaskSnapshot {
     pub vertex: String,
     /// Which of the parallel instances, from 0.
     pub subtask: u32,
+    /// When they were read, in nanoseconds of the job's clock.
+    pub at_ns: u64,
     /// Records taken from the input.
     pub records_in: u64,
     /// Records put out.
@@ -336,6 +338,7 @@ impl Shared {
             .map(|(planned, m)| SubtaskSnapshot {
                 vertex: self.plan.vertices[planned.vertex.0 as usize].name.clone(),
                 subtask: planned.subtask,
+                at_ns: now_ns,
                 records_in: m.records_in.get(),
                 records_out: m.records_out.get(),
                 bytes_in: m.bytes_in.get(),

@@ -1,1 +1,4 @@
+mod demos;
+mod failures;
 mod jobs;
+mod support;
