@@ -1,19 +1,21 @@
 //! The stream API: what a user writes a job with.
 //!
 //! ```
+//! use std::sync::Arc;
 //! use tidegate::api::Environment;
-//! use tidegate::sink::collect::Collect;
+//! use tidegate::sink::collect::{Collect, Collected};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let env = Environment::new();
-//! let counts = Collect::<(u64, u64)>::new();
+//! let counts: Collected<(u64, u64)> = Arc::default();
+//! let all = counts.clone();
 //! env.from_vec("numbers", (0..1000u64).collect())
 //!     .map(|n| n % 10)
 //!     .key_by::<u64, _>(|n| n)
 //!     .count()
-//!     .sink("counts", counts.sink());
+//!     .sink("counts", move |_| Ok(Collect::new(all.clone())));
 //! env.execute("last digits")?;
-//! assert_eq!(counts.take().len(), 1000);
+//! assert_eq!(counts.lock().unwrap().len(), 1000);
 //! # Ok(())
 //! # }
 //! ```

@@ -28,6 +28,10 @@ pub(crate) struct JobOptions {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
+    /// Show how the job is laid out on shards, and what memory it takes
+    #[arg(long)]
+    pub verbose: bool,
+
     /// Print one JSON object for programs
     #[arg(long)]
     pub json: bool,
@@ -62,4 +66,9 @@ pub(crate) fn set_parallelism(config: &mut Config, parallelism: Option<&str>) ->
         config.validate()?;
     }
     Ok(())
+}
+
+/// How many shards a job runs on where nobody says: the cores we may run on.
+pub(crate) fn cores() -> u32 {
+    tidegate_shard::topology::allowed_cores().map_or(1, |cores| cores.len() as u32)
 }

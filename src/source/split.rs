@@ -99,7 +99,8 @@ impl Inputs {
 
     fn add_directory(&mut self, root: &Path) -> Result<(), TextError> {
         let before = self.files.len();
-        for entry in WalkDir::new(root).follow_links(true).sort_by_file_name() {
+        let mut walk = WalkDir::new(root).follow_links(true).sort_by_file_name().into_iter();
+        while let Some(entry) = walk.next() {
             let entry = match entry {
                 Ok(entry) => entry,
                 Err(error) => {
@@ -114,6 +115,12 @@ impl Inputs {
             };
             let kind = entry.file_type();
             if kind.is_dir() {
+                if entry.depth() > 0
+                    && let Some(reason) = not_text(entry.path())
+                {
+                    walk.skip_current_dir();
+                    self.skipped.push(Skipped { path: entry.into_path(), reason });
+                }
                 continue;
             }
             if !kind.is_file() {
@@ -216,6 +223,17 @@ fn unreadable(path: PathBuf, cause: io::Error) -> TextError {
     match cause.kind() {
         io::ErrorKind::NotFound => TextError::Missing { path },
         _ => TextError::Unreadable { path, cause },
+    }
+}
+
+/// Why a directory below the one that was given is not read: nobody who names a project means these.
+fn not_text(directory: &Path) -> Option<&'static str> {
+    if directory.join("CACHEDIR.TAG").is_file() {
+        Some("a cache directory, by its CACHEDIR.TAG")
+    } else if directory.file_name().is_some_and(|name| name == ".git") {
+        Some("a git directory")
+    } else {
+        None
     }
 }
 
