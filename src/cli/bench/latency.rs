@@ -164,7 +164,12 @@ fn run_engine(
         .sink("latency", move |_: &SubtaskInfo| {
             let clock = MonotonicClock::of_process();
             let due: fn((u64, u64, u64)) -> u64 = |(_, _, due)| due;
-            Ok(LatencySink::<(u64, u64, u64), _, _>::new(due, move || clock.now_ns(), warm_up, shared.clone()))
+            Ok(LatencySink::<(u64, u64, u64), _, _>::new(
+                due,
+                move || clock.now_ns(),
+                warm_up,
+                shared.clone(),
+            ))
         });
     let summary = env.execute("latency")?;
     let counted = summary.subtasks.last().map_or(0, |count| count.records_in);
@@ -236,7 +241,8 @@ impl Latency {
     }
 
     fn progress(&self, run: usize, ours: &[Percentiles], beside: &Beside) -> String {
-        let mut text = format!("run {}: p50 {:.2} us, p99 {:.2} us", run + 1, ours[run].p50_us, ours[run].p99_us);
+        let mut text =
+            format!("run {}: p50 {:.2} us, p99 {:.2} us", run + 1, ours[run].p50_us, ours[run].p99_us);
         if let Some(limit) = beside.limits.last() {
             text += &format!("; limit p50 {:.2} us, p99 {:.2} us", limit.p50_us, limit.p99_us);
         }
@@ -273,7 +279,9 @@ impl Latency {
             },
             idle: match config.idle_strategy() {
                 IdleStrategy::Spin => "spin".to_string(),
-                IdleStrategy::Backoff { spin_ns } => format!("backoff after {:?}", Duration::from_nanos(spin_ns)),
+                IdleStrategy::Backoff { spin_ns } => {
+                    format!("backoff after {:?}", Duration::from_nanos(spin_ns))
+                }
                 IdleStrategy::Park => "park".to_string(),
             },
             records_per_run: count,
@@ -307,18 +315,18 @@ fn print(figures: &Figures) {
     if let Some(floor) = &figures.machine_line {
         println!("{}", floor.row("the machine's own line"));
     }
-    println!(
-        "  engine's p50 {}, p99 {}",
-        figures.p50_us_spread.text(2),
-        figures.p99_us_spread.text(2)
-    );
+    println!("  engine's p50 {}, p99 {}", figures.p50_us_spread.text(2), figures.p99_us_spread.text(2));
     if let (Some(p50), Some(p99)) = (&figures.p50_ratio, &figures.ratio) {
         println!("  engine over hand-written, pair by pair: p50 {}, p99 {}", p50.text(2), p99.text(2));
     }
     if let (Some(ping), Some(timer), Some(ratio)) =
         (&figures.ping_round_trip_p50_us, &figures.ping_timer_p50_us, &figures.p50_over_ping)
     {
-        println!("  eventfd round trip of two sleeping threads, p50 {}; timer late by {}", ping.text(1), timer.text(1));
+        println!(
+            "  eventfd round trip of two sleeping threads, p50 {}; timer late by {}",
+            ping.text(1),
+            timer.text(1)
+        );
         println!("  engine's p50 over that round trip {}", ratio.text(2));
     }
 }
