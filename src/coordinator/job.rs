@@ -204,7 +204,7 @@ impl RunningJob {
         let count = config.shards().unwrap_or(cores.len() as u32);
         let plan = Plan::new(&graph, &plan_config(&config, count))?;
         let (messages, inbox) = channel();
-        let clock = MonotonicClock::start();
+        let clock = MonotonicClock::of_process();
         let (idle, turn) = (config.idle_strategy(), config.turn_config());
         let mut shards = Vec::new();
         let mut links = Vec::new();

@@ -6,7 +6,7 @@
 //! Text is classified 64 bytes at a time. Bytes above 127 at first count as part of a word: a run with such bytes
 //! in it is looked at again, character by character; all others are words as they are. A word of at most 16 bytes
 //! travels and is counted as one 16-byte integer padded with zeroes, lower-cased by setting a bit in each byte.
-//! A longer one is announced by [`LONG`] and counted by its bytes, so no length is too long.
+//! A longer one is announced by a mark that is no word, and counted by its bytes, so no length is too long.
 
 use super::Outcome;
 use super::exchange::{self, Outlets, Work};

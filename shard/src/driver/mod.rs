@@ -6,7 +6,7 @@ use crate::task::Clock;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// What a shard does when there is nothing to do.
@@ -30,9 +30,11 @@ pub struct MonotonicClock {
 }
 
 impl MonotonicClock {
-    /// A clock that counts from now on; copies count alike.
-    pub fn start() -> Self {
-        MonotonicClock { origin: Instant::now() }
+    /// The process's clock: it counts from the first call on, and every one of them counts alike, so that a
+    /// sink may compare its time with a source's of any shard.
+    pub fn of_process() -> Self {
+        static ORIGIN: OnceLock<Instant> = OnceLock::new();
+        MonotonicClock { origin: *ORIGIN.get_or_init(Instant::now) }
     }
 }
 

@@ -4,18 +4,22 @@ use super::CliError;
 use clap::Subcommand;
 
 mod keyed_count;
+mod latency;
 mod report;
 
 #[derive(Subcommand)]
 pub(crate) enum Bench {
     /// Count records by key: source, keyed exchange, count, a row out for each record.
     KeyedCount(keyed_count::KeyedCount),
+    /// How late rows come: due times on one core, a keyed count on the other.
+    Latency(latency::Latency),
 }
 
 impl Bench {
     pub fn run(self) -> Result<(), CliError> {
         match self {
             Bench::KeyedCount(bench) => bench.run(),
+            Bench::Latency(bench) => bench.run(),
         }
     }
 }
