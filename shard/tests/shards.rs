@@ -172,7 +172,7 @@ fn deployments(
 
 /// Runs two shards that send each other `count` numbers, on threads, until all is delivered.
 fn exchange_both_ways(idle: IdleStrategy, count: u64, config: &ExchangeConfig) {
-    let clock = MonotonicClock::start();
+    let clock = MonotonicClock::of_process();
     let events = [EventFd::new().expect("an eventfd"), EventFd::new().expect("an eventfd")];
     let sleepers = [0, 1].map(|s: usize| Arc::new(Sleeper::new(events[s].clone())));
     // doors[to][from]
@@ -189,7 +189,7 @@ fn exchange_both_ways(idle: IdleStrategy, count: u64, config: &ExchangeConfig) {
         channel(config, regions[s].clone(), idles[1 - s].clone(), bell(s, 1 - s, 1), bell(1 - s, s, 0))
     });
     let [(sender0, receiver1), (sender1, receiver0)] = ends;
-    let mut parts = vec![
+    let mut parts = [
         deployments(0, config, sender0, receiver0, idles[0].clone(), count),
         deployments(1, config, sender1, receiver1, idles[1].clone(), count),
     ];

@@ -90,7 +90,6 @@ where
 
     /// Runs one function on records of the first stream and one on those of the second; both see the state
     /// of their record's key.
-    #[expect(clippy::type_complexity, reason = "a chain is its type")]
     pub fn process<S, U, FA, FB>(
         self,
         first: FA,
@@ -132,7 +131,6 @@ where
 
     /// Runs one function on records of the keyed stream, which sees the state of its key and may read the
     /// broadcast one, and one on records of the broadcast stream, which may change that.
-    #[expect(clippy::type_complexity, reason = "a chain is its type")]
     pub fn process<S, W, U, FA, FB>(
         self,
         keyed: FA,

@@ -34,7 +34,6 @@ where
     /// Several values are declared as a tuple; `state` is the name under which they are kept. The state
     /// lies in the table, `f` changes it in place. `f` returns nothing, or a [`Wait`](crate::operator::Wait)
     /// if it may be busy or want the record again.
-    #[expect(clippy::type_complexity, reason = "a chain is its type")]
     pub fn process<S, U, F, R>(
         self,
         state: &str,
@@ -50,7 +49,6 @@ where
     }
 
     /// As [`process`](Self::process); when the input has ended, `at_end` runs once for each key.
-    #[expect(clippy::type_complexity, reason = "a chain is its type")]
     pub fn process_with_end<S, U, F, R, G>(
         self,
         state: &str,
@@ -145,7 +143,6 @@ where
         BroadcastConnected::new(env, vertex, timestamps, self.key)
     }
 
-    #[expect(clippy::type_complexity, reason = "a chain is its type")]
     fn with_state<S, U, F, R, E>(
         self,
         name: &str,

@@ -165,7 +165,6 @@ impl<T: Record, P: Chain<T>> Stream<T, P> {
     }
 
     /// As [`flat_map`](Self::flat_map), with a second output of another type.
-    #[expect(clippy::type_complexity, reason = "a chain is its type")]
     pub fn side_output<U, V, F>(
         self,
         f: F,
@@ -185,7 +184,6 @@ impl<T: Record, P: Chain<T>> Stream<T, P> {
 
     /// As [`flat_map`](Self::flat_map), by a function that may be busy after a record or ask for it again
     /// later, without holding up its shard. Always the head of a chain.
-    #[expect(clippy::type_complexity, reason = "a chain is its type")]
     pub fn process<U, F>(self, f: F) -> Stream<U, WaitChain<T, U, F>>
     where
         U: Record,

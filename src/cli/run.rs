@@ -174,7 +174,7 @@ impl Wordcount {
             row(record, to);
             to.push(b'\n');
         };
-        let shards = config.shards().unwrap_or_else(|| super::common::cores());
+        let shards = config.shards().unwrap_or_else(super::common::cores);
         let parallelism = if config.is_set("parallelism.default") { config.parallelism() } else { shards };
         match (self.emit, &self.output) {
             (Emit::Final, Some(path)) => {

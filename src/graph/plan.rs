@@ -187,7 +187,7 @@ impl Plan {
     /// [`PlanError`] that names what cannot be; nothing was started.
     pub fn new(graph: &LogicalGraph, config: &PlanConfig) -> Result<Plan, PlanError> {
         let size = config.exchange.segment_size_bytes;
-        if !(SEGMENT_SIZE_BYTES_MIN..=SEGMENT_SIZE_BYTES_MAX).contains(&size) || size % 8 != 0 {
+        if !(SEGMENT_SIZE_BYTES_MIN..=SEGMENT_SIZE_BYTES_MAX).contains(&size) || !size.is_multiple_of(8) {
             return Err(PlanError::SegmentSize { bytes: size });
         }
         if !graph.vertices.iter().any(|v| v.is_source) {

@@ -160,7 +160,6 @@ pub struct Connect<A: Record, B: Record, U: Record, X: Sides<A, B, U>, C> {
     name: Arc<str>,
     failed: Option<SourceError>,
     now_ns: u64,
-    #[expect(clippy::type_complexity, reason = "names the records")]
     types: PhantomData<fn(A, B) -> U>,
 }
 
@@ -224,7 +223,6 @@ pub struct ConnectChain<A, B, U, X> {
     pub(crate) sides: X,
     /// Index of the operator in its vertex.
     pub(crate) operator: usize,
-    #[expect(clippy::type_complexity, reason = "names the records")]
     pub(crate) types: PhantomData<fn(A, B) -> U>,
 }
 

@@ -154,7 +154,6 @@ pub struct KeyedProcess<T, K: StateKey, S: Copy + 'static, U, KF, F, E, R, C> {
     failed: Option<SourceError>,
     now_ns: u64,
     metrics: Arc<SubtaskMetrics>,
-    #[expect(clippy::type_complexity, reason = "names the types of the function")]
     types: PhantomData<fn(T) -> (U, R)>,
 }
 
@@ -310,7 +309,6 @@ pub struct KeyedProcessChain<T, K, S, U, KF, F, E, R> {
     pub(crate) at_end: E,
     /// Index of the operator in its vertex.
     pub(crate) operator: usize,
-    #[expect(clippy::type_complexity, reason = "names the types of the function")]
     pub(crate) types: PhantomData<fn(T, K, S) -> (U, R)>,
 }
 

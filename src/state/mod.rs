@@ -37,7 +37,7 @@ macro_rules! fixed_key {
             }
 
             #[inline(always)]
-            fn from_table<'a>(key: $type, _: &'a mut ()) -> Result<$type, DecodeError> {
+            fn from_table(key: $type, (): &mut ()) -> Result<$type, DecodeError> {
                 Ok(key)
             }
         }
