@@ -10,6 +10,12 @@ use std::sync::LazyLock;
 /// Bytes classified at a time.
 const BLOCK: usize = 64;
 
+/// What a line is filled up with, to whole blocks and at least by one byte.
+const FILLER: &str = match str::from_utf8(&[0; BLOCK]) {
+    Ok(filler) => filler,
+    Err(_) => unreachable!(),
+};
+
 /// Calls `emit` with every word of `line`, in order and in lower case. `scratch` is memory to work in, to be
 /// reused; what it holds before and after does not matter.
 ///
@@ -22,7 +28,7 @@ pub fn words(line: &str, scratch: &mut String, mut emit: impl FnMut(&str)) {
         scratch.push_str(line);
         scratch.make_ascii_lowercase();
         // Whole blocks, and the last word ended by something that is not part of it.
-        scratch.extend(std::iter::repeat_n('\0', BLOCK - line.len() % BLOCK));
+        scratch.push_str(&FILLER[line.len() % BLOCK..]);
         ascii_words(scratch, emit);
     } else {
         unicode_words(line, scratch, &mut emit);

@@ -16,6 +16,7 @@ use super::{SourceError, Waker};
 use std::io;
 use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use tidegate_shard::topology;
 
 /// Chunks of one stream: two on each side, so neither side waits for the other's last one.
 pub(super) const CHUNKS: usize = 4;
@@ -169,27 +170,107 @@ impl Drop for Feeder {
     }
 }
 
-static ALLOWED_CORES: OnceLock<libc::cpu_set_t> = OnceLock::new();
+static ALLOWED_CORES: OnceLock<Vec<u32>> = OnceLock::new();
 
 /// Remembers on which cores this thread may run as those that helper threads may use.
 ///
 /// A thread inherits the mask of the one that starts it, and a shard's is a single core, on which a helper would
 /// take time from the shard. So the first call, before any thread is pinned, decides.
 pub fn remember_allowed_cores() {
-    ALLOWED_CORES.get_or_init(|| {
-        // SAFETY: `cpu_set_t` is an array of integers, for which zero is a value.
-        let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-        // SAFETY: `set` is exclusively ours and of the size given. On failure it stays empty.
-        unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) };
-        set
-    });
+    // Where the kernel does not say, helpers run where they are started.
+    ALLOWED_CORES.get_or_init(|| topology::allowed_cores().unwrap_or_default());
 }
 
 /// Lets this thread run wherever the process may, not only where the thread that started it was pinned.
 fn use_allowed_cores() {
-    if let Some(set) = ALLOWED_CORES.get() {
-        // SAFETY: `set` is of the size given and lives for ever. A refusal (the cores were taken away
-        // meanwhile, or `set` is empty) changes nothing, and the helper runs where it is.
-        unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), set) };
+    if let Some(cores) = ALLOWED_CORES.get() {
+        // Refused if the cores were taken away meanwhile: then the kernel has chosen others already.
+        let _ = topology::pin(cores);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::stdin::StreamChunks;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    fn until(what: impl Fn() -> bool) {
+        let since = Instant::now();
+        while !what() {
+            assert!(since.elapsed() < Duration::from_secs(20), "it does not happen");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Endless zeros; counts the chunks that were read.
+    struct Zeros(Arc<AtomicU32>);
+
+    impl ReadChunk for Zeros {
+        fn read_chunk(&mut self, buf: &mut [u8]) -> Result<usize, SourceError> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Ok(buf.len())
+        }
+
+        fn consumed(&self) -> u64 {
+            0
+        }
+    }
+
+    /// Goal: the thread reads no further than the chunks there are, however long nobody takes them.
+    #[test]
+    fn a_shard_that_does_not_take_chunks_holds_back_the_reader() {
+        let read = Arc::new(AtomicU32::new(0));
+        let counted = read.clone();
+        let mut stream = ChunkStream::spawn(Waker::new(|| {}), 16, || Ok(Zeros(counted))).unwrap();
+        for taken in 0..10 {
+            until(|| read.load(Ordering::Relaxed) == CHUNKS as u32 + taken);
+            thread::sleep(Duration::from_millis(2));
+            assert_eq!(read.load(Ordering::Relaxed), CHUNKS as u32 + taken);
+            let Ok(Next::Chunk(chunk)) = stream.next() else { panic!("a chunk was read") };
+            stream.recycle(chunk);
+        }
+    }
+
+    /// Goal: a reader that fails or panics says so and wakes the task.
+    #[test]
+    fn a_reader_that_fails_or_panics_is_an_error() {
+        for (panics, message) in [(false, "as it should"), (true, "without a word")] {
+            let wakes = Arc::new(AtomicU32::new(0));
+            let counted = wakes.clone();
+            let waker = Waker::new(move || {
+                counted.fetch_add(1, Ordering::Relaxed);
+            });
+            let mut stream = ChunkStream::spawn(waker, 16, move || {
+                assert!(!panics, "on purpose");
+                Err::<StreamChunks, SourceError>("fails as it should".into())
+            })
+            .unwrap();
+            until(|| wakes.load(Ordering::Relaxed) > 0);
+            let Err(error) = stream.next() else { panic!("the reader failed") };
+            assert!(error.to_string().contains(message), "{error}");
+        }
+    }
+
+    /// Goal: a helper that a pinned thread starts may run on all cores of the process.
+    #[test]
+    fn helpers_are_not_pinned_as_the_thread_that_starts_them() {
+        remember_allowed_cores();
+        let allowed = ALLOWED_CORES.get().unwrap();
+        thread::spawn(move || {
+            topology::pin(&allowed[..1]).unwrap();
+            let (tell, told) = sync_channel(1);
+            let _stream = ChunkStream::spawn(Waker::new(|| {}), 16, move || {
+                tell.send(topology::allowed_cores().unwrap()).unwrap();
+                Err::<StreamChunks, SourceError>("done".into())
+            })
+            .unwrap();
+            assert_eq!(told.recv().unwrap(), *allowed);
+        })
+        .join()
+        .unwrap();
     }
 }
