@@ -647,7 +647,7 @@ mod tests {
         if unsafe { libc::geteuid() } != 0 {
             use std::os::unix::fs::PermissionsExt;
             let closed = directory(&[("closed", b"x")]);
-            fs::set_permissions(closed.path().join("closed"), fs::Permissions::from_mode(0o0)).unwrap();
+            fs::set_permissions(closed.path().join("closed"), fs::Permissions::from_mode(0o000)).unwrap();
             let error = plan(&[closed.path()]).unwrap_err();
             assert!(matches!(error, TextError::Unreadable { .. }), "{error:?}");
         }
