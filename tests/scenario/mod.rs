@@ -1,4 +1,7 @@
+//! The scenarios.
+
 mod demos;
+mod drivers;
 mod failures;
 mod jobs;
 mod support;
