@@ -2,7 +2,9 @@
 
 use super::CliError;
 use crate::config::{Config, Origin};
+use crate::sink::stdout::StdoutClosed;
 use clap::Args;
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 /// Options of every verb that runs a job.
@@ -62,4 +64,13 @@ pub(crate) fn set_parallelism(config: &mut Config, parallelism: Option<&str>) ->
         config.validate()?;
     }
     Ok(())
+}
+
+/// Writes to standard output; a reader that has gone is told apart.
+pub(crate) fn print(write: impl FnOnce(&mut io::StdoutLock) -> io::Result<()>) -> Result<(), CliError> {
+    let mut out = io::stdout().lock();
+    write(&mut out).and_then(|()| out.flush()).map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => StdoutClosed.into(),
+        _ => format!("standard output: {error}; expected a place to write to").into(),
+    })
 }
