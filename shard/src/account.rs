@@ -231,8 +231,10 @@ pub struct ShardMetrics {
     pub running_task: Counter,
     /// Since when, in nanoseconds.
     pub running_since_ns: Counter,
-    /// Turns of the shard.
+    /// Turns of the shard, those included that found nothing to do.
     pub turns: Counter,
+    /// Time between the turns that found something to do, awake or asleep, in nanoseconds.
+    pub idle_ns: Counter,
     /// Times that it blocked.
     pub parks: Counter,
     /// Mails delivered.

@@ -75,6 +75,8 @@ pub trait ReportSink {
 pub struct Outcome {
     /// Whether anything was done; if not, the shard may sleep.
     pub worked: bool,
+    /// When the turn began, in nanoseconds.
+    pub began_ns: u64,
     /// When the next timer is due, in nanoseconds.
     pub next_timer_ns: Option<u64>,
     /// Whether the shard has stopped for good.
@@ -218,6 +220,11 @@ impl Shard {
         &self.pool
     }
 
+    /// Says that nothing was done since `since_ns`, until `now_ns`.
+    pub fn was_idle(&self, since_ns: u64, now_ns: u64) {
+        self.metrics.idle_ns.add(now_ns - since_ns);
+    }
+
     /// Says that the shard is about to sleep; whether it may. If not, turn again.
     pub fn may_sleep(&self) -> bool {
         self.sleeper.fall_asleep();
@@ -236,7 +243,8 @@ impl Shard {
 
     /// Runs everything that can run once.
     pub fn turn(&mut self, clock: &dyn Clock) -> Outcome {
-        let mut now_ns = clock.now_ns();
+        let began_ns = clock.now_ns();
+        let mut now_ns = began_ns;
         let mut worked = self.take_bells();
         worked |= self.take_mail(now_ns);
         worked |= self.fire_timers(now_ns);
@@ -251,12 +259,13 @@ impl Shard {
                 self.take_mail(now_ns);
             }
         }
+        self.metrics.turns.add(1);
         if worked {
-            self.metrics.turns.add(1);
             self.metrics.pool_free.set(u64::from(self.pool.usage().free));
         }
         Outcome {
             worked,
+            began_ns,
             next_timer_ns: self.timers.peek().map(|Reverse((at, ..))| *at),
             stopped: self.stopped,
         }

@@ -7,6 +7,7 @@
 //!
 //! Readers of sources that must block have threads of their own, named by them.
 
+use super::probe::Probe;
 use super::state::{JobState, Machine, Order};
 use crate::api::JobGraph;
 use crate::config::{Config, ConfigError};
@@ -21,7 +22,7 @@ use tidegate_shard::account::{ShardMetrics, SubtaskMetrics, TimeShares};
 use tidegate_shard::channel::doorbell::Sleeper;
 use tidegate_shard::channel::ring::Full;
 use tidegate_shard::config::{FlushInterval, TurnConfig};
-use tidegate_shard::driver::{self, EventFd, IdleStrategy, MonotonicClock};
+use tidegate_shard::driver::{Driver, EventFd, IdleStrategy, MonotonicClock};
 use tidegate_shard::memory::{Pool, Region, RegionError};
 use tidegate_shard::shard::{
     Report, ReportSink, Shard, ShardId, ShardMail, ShardMailer, ShardParts, shard_mail,
@@ -55,6 +56,12 @@ pub enum JobError {
         /// The kernel's answer.
         cause: std::io::Error,
     },
+    /// The driver that was asked for is not in this build.
+    #[error(
+        "tidegate.driver: glommio is not in this build; expected thread, or a build with \
+         `cargo build --release --features glommio`"
+    )]
+    NoGlommio,
     /// A task has failed.
     #[error("{vertex} ({subtask}/{parallelism}){}: {cause}", operator.as_ref().map(|o| format!(", operator {o:?}")).unwrap_or_default())]
     Task {
@@ -198,6 +205,8 @@ impl RunningJob {
     pub fn start(job: JobGraph) -> Result<RunningJob, JobError> {
         let JobGraph { name, config, graph } = job;
         config.validate()?;
+        let driver_kind = config.driver();
+        Probe::log_once();
         let cores = topology::allowed_cores().map_err(system("cannot tell which cores may be used"))?;
         let count = config.shards().unwrap_or(cores.len() as u32);
         let plan = Plan::new(&graph, &plan_config(&config, count))?;
@@ -219,6 +228,7 @@ impl RunningJob {
                 shards: count,
                 idle,
                 clock,
+                driver: new_driver(driver_kind)?,
             };
             let (shard, link) = start_shard(setup, messages.clone())?;
             shards.push(shard);
@@ -379,6 +389,19 @@ struct ShardSetup {
     shards: u32,
     idle: IdleStrategy,
     clock: MonotonicClock,
+    driver: Driver,
+}
+
+fn new_driver(kind: crate::config::Driver) -> Result<Driver, JobError> {
+    match kind {
+        crate::config::Driver::Thread => {
+            Ok(Driver::Thread(EventFd::new().map_err(system("cannot make an eventfd"))?))
+        }
+        #[cfg(feature = "glommio")]
+        crate::config::Driver::Glommio => Ok(Driver::Glommio(Arc::default())),
+        #[cfg(not(feature = "glommio"))]
+        crate::config::Driver::Glommio => Err(JobError::NoGlommio),
+    }
 }
 
 struct ShardHandle {
@@ -389,8 +412,7 @@ struct ShardHandle {
 
 /// Starts a shard's thread; returns when its memory is mapped.
 fn start_shard(setup: ShardSetup, messages: Sender<Message>) -> Result<(ShardHandle, ShardLinks), JobError> {
-    let event = EventFd::new().map_err(system("cannot make an eventfd"))?;
-    let sleeper = Arc::new(Sleeper::new(event.clone()));
+    let sleeper = Arc::new(Sleeper::new(setup.driver.wake()));
     let doors = doors(setup.shards);
     let (mailer, mailbox) = shard_mail(sleeper.clone());
     let metrics = Arc::<ShardMetrics>::default();
@@ -403,6 +425,14 @@ fn start_shard(setup: ShardSetup, messages: Sender<Message>) -> Result<(ShardHan
             let _ = mapped.send(Err(JobError::System { what, cause }));
             return;
         }
+        let driver = match setup.driver.seat() {
+            Ok(driver) => driver,
+            Err(cause) => {
+                let what = format!("cannot start the executor of shard {}", setup.id.0);
+                let _ = mapped.send(Err(JobError::System { what, cause }));
+                return;
+            }
+        };
         // On the pinned thread, so that the memory is near its core.
         let region = match Region::map(setup.segments, setup.segment_size) {
             Ok(region) => Arc::new(region),
@@ -422,7 +452,7 @@ fn start_shard(setup: ShardSetup, messages: Sender<Message>) -> Result<(ShardHan
             Shard::new(ShardParts { id, turn, flush, pool, doors, sleeper, reports, metrics }, mailbox);
         // A panic of user code is caught where tasks are run; any other is a bug of ours, and whoever waits
         // for this shard would wait for ever.
-        if catch_unwind(AssertUnwindSafe(|| driver::run(&mut shard, &clock, &event, idle))).is_err() {
+        if catch_unwind(AssertUnwindSafe(|| driver.run(&mut shard, &clock, idle))).is_err() {
             std::process::abort();
         }
     };

@@ -146,6 +146,8 @@ pub struct ShardMemory {
     pub partitions: u32,
     /// Segments that partitions are sure of.
     pub guaranteed: u32,
+    /// Segments that partitions would like, however much memory there is.
+    pub wished: u32,
     /// Segments that partitions may use without overdraft.
     pub wanted: u32,
     /// Segments for overdraft.
@@ -253,7 +255,8 @@ impl Plan {
                 let channels = self.fan_out(subtask, edge);
                 shard.partitions += 1;
                 shard.guaranteed += config.exchange.pool_guaranteed(channels);
-                shard.wanted += config.exchange.pool_wanted(channels);
+                shard.wished += config.exchange.pool_wanted(channels);
+                shard.wanted = shard.wished;
             }
         }
         for channel in &self.channels {
@@ -294,18 +297,11 @@ impl Plan {
         let wanted = self.exchange.pool_wanted(channels);
         let guaranteed = self.exchange.pool_guaranteed(channels);
         let shard = &self.memory[subtask.shard.0 as usize];
-        let all_wanted: u32 = self
-            .subtasks
-            .iter()
-            .filter(|s| s.shard == subtask.shard)
-            .flat_map(|s| self.edges.iter().filter(|e| e.from == s.vertex).map(move |e| (s, e)))
-            .map(|(s, e)| self.exchange.pool_wanted(self.fan_out(s, e)))
-            .sum();
-        if all_wanted <= shard.wanted {
+        if shard.wished <= shard.wanted {
             return wanted;
         }
         let extra = u64::from(shard.wanted - shard.guaranteed) * u64::from(wanted - guaranteed)
-            / u64::from((all_wanted - shard.guaranteed).max(1));
+            / u64::from((shard.wished - shard.guaranteed).max(1));
         guaranteed + extra as u32
     }
 

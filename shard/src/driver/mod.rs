@@ -1,7 +1,12 @@
 //! The real driver: a pinned thread that runs a shard's turns and sleeps on its eventfd.
+//!
+//! With the feature `glommio` a task of that executor may run the same turns on the thread instead.
+
+#[cfg(feature = "glommio")]
+pub mod glommio;
 
 use crate::channel::doorbell::Wake;
-use crate::shard::Shard;
+use crate::shard::{Outcome, Shard};
 use crate::task::Clock;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -127,43 +132,134 @@ impl RunDelay {
     }
 }
 
-/// Turns at which a timer that is this near is waited for awake, in nanoseconds: about what it takes to
-/// fall asleep and wake up.
+/// A timer that is this near is waited for awake, in nanoseconds: about what it takes to fall asleep and
+/// wake up.
 const NEAR_NS: u64 = 2_000;
 
-/// Runs a shard on the calling thread until it stops.
-pub fn run(shard: &mut Shard, clock: &impl Clock, event: &EventFd, idle: IdleStrategy) {
-    // SAFETY: sets this thread's timer slack and touches no memory. Sleeps then end within a microsecond
-    // of their time rather than fifty.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000) };
-    let mut delay = RunDelay::new();
-    let mut idle_since_ns = None;
-    loop {
-        let outcome = shard.turn(clock);
-        if outcome.stopped {
-            return;
+/// What to do after a turn that found nothing to do.
+pub(crate) enum Idle {
+    /// Look again.
+    Look,
+    /// Sleep, until that time at the latest.
+    Sleep(Option<u64>),
+}
+
+/// Decides between looking and sleeping, and books idle time; the same for all drivers.
+pub(crate) struct Idling {
+    strategy: IdleStrategy,
+    delay: RunDelay,
+    since_ns: Option<u64>,
+}
+
+impl Idling {
+    pub fn new(strategy: IdleStrategy) -> Self {
+        Idling { strategy, delay: RunDelay::new(), since_ns: None }
+    }
+
+    /// A turn found something to do.
+    #[inline]
+    pub fn worked(&mut self, shard: &Shard, outcome: &Outcome) {
+        if let Some(since_ns) = self.since_ns.take() {
+            shard.was_idle(since_ns, outcome.began_ns);
         }
-        if outcome.worked {
-            idle_since_ns = None;
-            continue;
-        }
-        let spin_ns = match idle {
+    }
+
+    /// A turn found nothing to do.
+    #[inline]
+    pub fn next(&mut self, outcome: &Outcome) -> Idle {
+        let now_ns = outcome.began_ns;
+        let spin_ns = match self.strategy {
             IdleStrategy::Spin => u64::MAX,
             IdleStrategy::Backoff { spin_ns } => spin_ns,
             IdleStrategy::Park => 0,
         };
-        let now_ns = clock.now_ns();
-        let since_ns = *idle_since_ns.get_or_insert(now_ns);
+        let since_ns = *self.since_ns.get_or_insert(now_ns);
         let near = outcome.next_timer_ns.is_some_and(|at| at <= now_ns + NEAR_NS);
-        let keeps_looking =
-            now_ns - since_ns < spin_ns && (idle == IdleStrategy::Spin || !delay.shares_core(now_ns));
-        if near || keeps_looking {
-            std::hint::spin_loop();
+        let keeps_looking = now_ns - since_ns < spin_ns
+            && (self.strategy == IdleStrategy::Spin || !self.delay.shares_core(now_ns));
+        if near || keeps_looking { Idle::Look } else { Idle::Sleep(outcome.next_timer_ns) }
+    }
+}
+
+/// A driver of one shard, before its thread runs.
+#[derive(Clone)]
+pub enum Driver {
+    /// The thread itself, which sleeps on an eventfd.
+    Thread(Arc<EventFd>),
+    /// A task of glommio's executor.
+    #[cfg(feature = "glommio")]
+    Glommio(Arc<glommio::TaskWaker>),
+}
+
+/// A driver that is set up on the thread that it runs on.
+pub enum Seated {
+    /// The thread itself.
+    Thread(Arc<EventFd>),
+    /// An executor.
+    #[cfg(feature = "glommio")]
+    Glommio(Box<::glommio::LocalExecutor>, Arc<glommio::TaskWaker>),
+}
+
+impl Driver {
+    /// What ends the shard's sleep.
+    pub fn wake(&self) -> Arc<dyn Wake> {
+        match self {
+            Driver::Thread(event) => event.clone(),
+            #[cfg(feature = "glommio")]
+            Driver::Glommio(waker) => waker.clone(),
+        }
+    }
+
+    /// Sets the driver up on the calling thread, which should be pinned.
+    ///
+    /// # Errors
+    ///
+    /// Why an executor cannot be had; a thread always can.
+    pub fn seat(self) -> io::Result<Seated> {
+        match self {
+            Driver::Thread(event) => Ok(Seated::Thread(event)),
+            #[cfg(feature = "glommio")]
+            Driver::Glommio(waker) => Ok(Seated::Glommio(Box::new(glommio::executor()?), waker)),
+        }
+    }
+}
+
+impl Seated {
+    /// Runs a shard on the calling thread until it stops.
+    pub fn run(&self, shard: &mut Shard, clock: &impl Clock, idle: IdleStrategy) {
+        // SAFETY: sets this thread's timer slack and touches no memory. Sleeps then end within a
+        // microsecond of their time rather than fifty.
+        unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000) };
+        match self {
+            Seated::Thread(event) => run(shard, clock, event, idle),
+            #[cfg(feature = "glommio")]
+            Seated::Glommio(executor, waker) => glommio::run(executor, shard, clock, waker, idle),
+        }
+    }
+}
+
+/// Runs a shard on the calling thread until it stops.
+fn run(shard: &mut Shard, clock: &impl Clock, event: &EventFd, idle: IdleStrategy) {
+    let mut idling = Idling::new(idle);
+    loop {
+        let outcome = shard.turn(clock);
+        if outcome.worked {
+            idling.worked(shard, &outcome);
+        }
+        if outcome.stopped {
+            return;
+        }
+        if outcome.worked {
             continue;
         }
-        if shard.may_sleep() {
-            event.sleep(outcome.next_timer_ns.map(|at| at.saturating_sub(clock.now_ns())));
-            shard.woke();
+        match idling.next(&outcome) {
+            Idle::Look => std::hint::spin_loop(),
+            Idle::Sleep(until_ns) => {
+                if shard.may_sleep() {
+                    event.sleep(until_ns.map(|at| at.saturating_sub(clock.now_ns())));
+                    shard.woke();
+                }
+            }
         }
     }
 }

@@ -39,6 +39,8 @@ pub(super) struct InputChannel {
     assembly_len: usize,
     /// Floating permits that the gate has lent.
     pub lent: u32,
+    /// Buffers and events in the ring and at the reader, as the gate has counted them.
+    pub counted: u32,
     /// Whether the channel is in the gate's list of those that want floating permits.
     pub wants: bool,
     /// Whether the channel is in the gate's ready list.
@@ -55,6 +57,7 @@ impl InputChannel {
             assembly: Vec::new(),
             assembly_len: 0,
             lent: 0,
+            counted: 0,
             wants: false,
             ready: false,
             to_publish: false,
@@ -66,6 +69,11 @@ impl InputChannel {
         if let Some(reading) = &mut self.reading {
             reading.news = true;
         }
+    }
+
+    /// Buffers and events in the ring and at the reader, as far as this side has seen.
+    pub fn queued(&self) -> u32 {
+        self.receiver.grants().held() + self.receiver.waiting()
     }
 
     /// What comes next. A segment that is read to its end is handed out, to be given back.

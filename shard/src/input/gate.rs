@@ -62,6 +62,10 @@ pub struct InputGate {
     floating_free: u32,
     floating_max: u32,
     exclusive: u32,
+    /// Buffers and events of all channels, and exclusive permits behind which one is: kept up to date,
+    /// since a look at each channel would make every turn as long as there are channels.
+    queued: u32,
+    exclusive_used: u32,
     idle: Arc<IdleWord>,
     buffers_in: u64,
     bytes_in: u64,
@@ -81,6 +85,8 @@ impl InputGate {
             floating_free: floating,
             floating_max: floating,
             exclusive,
+            queued: 0,
+            exclusive_used: 0,
             idle,
             buffers_in: 0,
             bytes_in: 0,
@@ -103,6 +109,7 @@ impl InputGate {
         }
         // A sender with a backlog may be waiting for permits that we have, and no segment to remind us.
         self.lend(channel.0);
+        self.recount(channel.0);
     }
 
     /// What comes next, channels in turn.
@@ -123,11 +130,13 @@ impl InputGate {
                 Polled::Event(event) => {
                     // The sender may hold more than the ring does.
                     self.mark_to_publish(index);
+                    self.recount(index);
                     return Next::Event(ChannelIndex(index), event);
                 }
                 Polled::Empty => {
                     channel.ready = false;
                     self.ready.pop_front();
+                    self.recount(index);
                 }
             }
         }
@@ -235,6 +244,7 @@ impl InputGate {
         }
         channel.receiver.give_back(segment, channel.lent);
         self.mark_to_publish(index);
+        self.recount(index);
         self.lend(index);
         while self.floating_free > 0
             && let Some(next) = self.wanting.pop_front()
@@ -246,6 +256,15 @@ impl InputGate {
         if self.given_back >= GIVEN_BACK_MAX {
             self.publish();
         }
+    }
+
+    /// Counts again what waits in a channel.
+    fn recount(&mut self, index: u32) {
+        let channel = &mut self.channels[index as usize];
+        let (before, now) = (channel.counted, channel.queued());
+        channel.counted = now;
+        self.queued = self.queued + now - before;
+        self.exclusive_used = self.exclusive_used + now.min(self.exclusive) - before.min(self.exclusive);
     }
 
     /// Lends floating permits to a channel with a backlog.
@@ -267,18 +286,13 @@ impl InputGate {
 
     /// How much of its permits the gate uses.
     pub fn usage(&self) -> GateUsage {
-        let mut usage = GateUsage {
+        GateUsage {
+            exclusive_used: self.exclusive_used,
             exclusive_size: self.exclusive * self.channels(),
             floating_used: self.floating_max - self.floating_free,
             floating_size: self.floating_max,
-            ..Default::default()
-        };
-        for channel in &self.channels {
-            let held = channel.receiver.grants().held();
-            usage.queued += held + channel.receiver.waiting();
-            usage.exclusive_used += (held + channel.receiver.waiting()).min(self.exclusive);
+            queued: self.queued,
         }
-        usage
     }
 
     /// Buffers read to their end so far.

@@ -130,6 +130,11 @@ pub struct ResultPartition {
     holds: Vec<u32>,
     cap: u32,
     at_cap: u32,
+    /// Buffers in all subpartitions that wait for credit, and how many subpartitions hold how many segments:
+    /// kept up to date, since a look at each would make every turn as long as there are channels.
+    queued: u32,
+    holding: Vec<u32>,
+    held_max: u32,
     overflow_bytes: u64,
     failure: Option<PartitionFailure>,
     scratch: Vec<u8>,
@@ -181,6 +186,9 @@ impl ResultPartition {
             holds,
             cap,
             at_cap: 0,
+            queued: 0,
+            holding: Vec::new(),
+            held_max: 0,
             overflow_bytes: 0,
             failure: None,
             scratch: Vec::new(),
@@ -188,6 +196,9 @@ impl ResultPartition {
             buffers_out: 0,
             flushes: 0,
         };
+        let held_most = cap + config.overdraft_per_partition_max + 1;
+        partition.holding = vec![0; held_most as usize + 1];
+        partition.holding[0] = partition.subs.len() as u32;
         partition.update_available();
         partition
     }
@@ -364,7 +375,7 @@ impl ResultPartition {
             }
         }
         let open = self.open_buffer(lane);
-        self.subs[index].send(open);
+        self.send(index, open);
         self.update_available();
     }
 
@@ -391,9 +402,28 @@ impl ResultPartition {
         PartitionLoad {
             used: self.share.used(),
             size: self.share.wanted(),
-            queued: self.subs.iter().map(Subpartition::queued_buffers).sum(),
-            held_max: self.subs.iter().map(|s| s.held).max().unwrap_or(0),
+            queued: self.queued,
+            held_max: self.held_max,
             overflow_bytes: self.overflow_bytes,
+        }
+    }
+
+    /// Sends what a subpartition may.
+    fn send(&mut self, sub: usize, open: Option<Buffer>) {
+        let sub = &mut self.subs[sub];
+        let before = sub.queued_buffers();
+        sub.send(open);
+        self.queued -= before - sub.queued_buffers();
+    }
+
+    /// Counts a subpartition that held `before` segments and now holds one more or one less.
+    fn recount_held(&mut self, before: u32, now: u32) {
+        self.holding[before as usize] -= 1;
+        self.holding[now as usize] += 1;
+        if now > self.held_max {
+            self.held_max = now;
+        } else if self.holding[self.held_max as usize] == 0 {
+            self.held_max -= 1;
         }
     }
 
@@ -546,6 +576,8 @@ impl ResultPartition {
             self.at_cap += u32::from(sub.held == self.cap);
             sub.open_sent = false;
             sub.flush_requested = false;
+            let held = sub.held;
+            self.recount_held(held - 1, held);
         }
         if self.broadcast {
             self.holds[segment.0 as usize] = self.subs.len() as u32;
@@ -574,15 +606,16 @@ impl ResultPartition {
         }
         self.bytes_out += u64::from(used);
         self.buffers_out += 1;
-        for sub in self.subs_of(lane) {
-            let sub = &mut self.subs[sub];
+        for index in self.subs_of(lane) {
+            let sub = &mut self.subs[index];
             if sub.open_sent {
                 sub.open_sent = false;
                 sub.sender.publish();
             } else {
                 let Open { segment, generation, stride, .. } = open;
                 sub.push_buffer(Buffer { segment, generation, stride, sequence: 0 });
-                sub.send(None);
+                self.queued += 1;
+                self.send(index, None);
             }
         }
     }
@@ -599,13 +632,13 @@ impl ResultPartition {
         self.region.state(open.segment).commit(open.generation, used, false);
         self.flushes += 1;
         let buffer = self.open_buffer(lane);
-        for sub in self.subs_of(lane) {
-            let sub = &mut self.subs[sub];
+        for index in self.subs_of(lane) {
+            let sub = &mut self.subs[index];
             if sub.open_sent {
                 sub.sender.publish();
             } else {
                 sub.flush_requested = true;
-                sub.send(buffer);
+                self.send(index, buffer);
             }
         }
         true
@@ -621,7 +654,7 @@ impl ResultPartition {
         self.seal(lane);
         for sub in self.subs_of(lane) {
             self.subs[sub].push_event(event.clone());
-            self.subs[sub].send(None);
+            self.send(sub, None);
         }
     }
 
@@ -631,6 +664,8 @@ impl ResultPartition {
         assert!(sub.held > 0, "{segment:?} came back to a subpartition that holds none");
         self.at_cap -= u32::from(sub.held == self.cap);
         sub.held -= 1;
+        let held = sub.held;
+        self.recount_held(held + 1, held);
         if self.broadcast {
             let holds = &mut self.holds[segment.0 as usize];
             *holds -= 1;

@@ -3,6 +3,8 @@
 use super::CliError;
 use clap::Subcommand;
 
+mod drivers;
+mod exchange;
 mod keyed_count;
 mod latency;
 mod report;
@@ -13,6 +15,10 @@ pub(crate) enum Bench {
     KeyedCount(keyed_count::KeyedCount),
     /// How late rows come: due times on one core, a keyed count on the other.
     Latency(latency::Latency),
+    /// What a record costs to go from all sources to all consumers, from 2 channels to 4,096.
+    Exchange(exchange::Exchange),
+    /// What runs the shards: wake-up latency, turns a second, and what waiting costs.
+    Drivers(drivers::Drivers),
 }
 
 impl Bench {
@@ -20,6 +26,8 @@ impl Bench {
         match self {
             Bench::KeyedCount(bench) => bench.run(),
             Bench::Latency(bench) => bench.run(),
+            Bench::Exchange(bench) => bench.run(),
+            Bench::Drivers(bench) => bench.run(),
         }
     }
 }
