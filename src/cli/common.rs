@@ -2,7 +2,9 @@
 
 use super::CliError;
 use crate::config::{Config, Origin};
+use crate::sink::stdout::StdoutClosed;
 use clap::Args;
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 /// Options of every verb that runs a job.
@@ -27,10 +29,6 @@ pub(crate) struct JobOptions {
     /// Read configuration keys from a YAML file, as Flink's config.yaml
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-
-    /// Show how the job is laid out on shards, and what memory it takes
-    #[arg(long)]
-    pub verbose: bool,
 
     /// Print one JSON object for programs
     #[arg(long)]
@@ -68,7 +66,11 @@ pub(crate) fn set_parallelism(config: &mut Config, parallelism: Option<&str>) ->
     Ok(())
 }
 
-/// How many shards a job runs on where nobody says: the cores we may run on.
-pub(crate) fn cores() -> u32 {
-    tidegate_shard::topology::allowed_cores().map_or(1, |cores| cores.len() as u32)
+/// Writes to standard output; a reader that has gone is told apart.
+pub(crate) fn print(write: impl FnOnce(&mut io::StdoutLock) -> io::Result<()>) -> Result<(), CliError> {
+    let mut out = io::stdout().lock();
+    write(&mut out).and_then(|()| out.flush()).map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => StdoutClosed.into(),
+        _ => format!("standard output: {error}; expected a place to write to").into(),
+    })
 }

@@ -2,6 +2,7 @@
 
 mod bench;
 mod common;
+mod config;
 mod demo;
 mod run;
 
@@ -33,10 +34,17 @@ enum Verb {
     /// Measure the engine, beside what the machine allows.
     #[command(subcommand)]
     Bench(bench::Bench),
+    /// Print every configuration key: its value and where that comes from, its default, what it does.
+    Config(config::Config),
 }
 
 /// What a verb may fail with: printed in one line, exit code 1.
 pub(crate) type CliError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Ctrl-C, after the job has let go: exit code 130, as of a command that the signal ends.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted: the job was cancelled, no file was written")]
+pub(crate) struct Interrupted;
 
 /// Runs the command that the process was started with.
 pub fn main() -> ExitCode {
@@ -49,9 +57,16 @@ pub fn main() -> ExitCode {
         Verb::Run(run) => run.run(),
         Verb::Demo(demo) => demo.run(),
         Verb::Bench(bench) => bench.run(),
+        Verb::Config(config) => config.run(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        // `tidegate … | head` has what it wanted.
+        Err(error) if crate::sink::stdout::is_stdout_closed(&*error) => ExitCode::SUCCESS,
+        Err(error) if error.is::<Interrupted>() => {
+            eprintln!("tidegate: {error}");
+            ExitCode::from(130)
+        }
         Err(error) => {
             eprintln!("tidegate: {error}");
             ExitCode::FAILURE

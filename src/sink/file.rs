@@ -14,11 +14,10 @@
 //!
 //! Writing goes to the page cache, and syncing waits for the disk, at the end only; both on the shard's thread.
 
+use super::sorted::{Rows, merge};
 use super::{Sink, row::Format};
 use crate::record::{Record, Timestamp};
 use crate::source::SourceError;
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -352,62 +351,6 @@ impl<T: Record, F: Format<T>> Sink for SortedSink<T, F> {
         rows.sort();
         Ok(self.file.finished(rows)?)
     }
-}
-
-/// Rows one after another, and where each lies.
-#[derive(Debug, Default)]
-struct Rows {
-    bytes: Vec<u8>,
-    rows: Vec<Row>,
-}
-
-/// Most comparisons are decided by the first bytes, without a look at the row.
-#[derive(Debug, Clone, Copy)]
-struct Row {
-    /// The first 8 bytes, filled up with zeros, as a big-endian number: ordered as the bytes are.
-    prefix: u64,
-    start: usize,
-    /// Without the line end.
-    len: usize,
-}
-
-impl Rows {
-    /// A row has been appended, from `start` to the end.
-    fn ended(&mut self, start: usize) {
-        let row = &self.bytes[start..];
-        let row = row.strip_suffix(b"\n").unwrap_or(row);
-        let mut prefix = [0; 8];
-        let known = row.len().min(8);
-        prefix[..known].copy_from_slice(&row[..known]);
-        self.rows.push(Row { prefix: u64::from_be_bytes(prefix), start, len: row.len() });
-    }
-
-    fn row(&self, row: &Row) -> &[u8] {
-        &self.bytes[row.start..row.start + row.len]
-    }
-
-    fn sort(&mut self) {
-        let mut rows = mem::take(&mut self.rows);
-        rows.sort_unstable_by(|a, b| a.prefix.cmp(&b.prefix).then_with(|| self.row(a).cmp(self.row(b))));
-        self.rows = rows;
-    }
-}
-
-/// Calls `take` with the rows of all runs in order.
-fn merge(runs: &[Rows], mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
-    let mut next: Vec<_> = runs.iter().map(|run| run.rows.iter()).collect();
-    let mut heads = BinaryHeap::with_capacity(runs.len());
-    let mut refill = |heads: &mut BinaryHeap<_>, run: usize| {
-        heads.extend(next[run].next().map(|row| Reverse((runs[run].row(row), run))));
-    };
-    for run in 0..runs.len() {
-        refill(&mut heads, run);
-    }
-    while let Some(Reverse((row, run))) = heads.pop() {
-        take(row)?;
-        refill(&mut heads, run);
-    }
-    Ok(())
 }
 
 #[cfg(test)]

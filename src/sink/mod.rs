@@ -5,6 +5,7 @@ pub mod collect;
 pub mod file;
 pub mod latency;
 mod row;
+pub mod sorted;
 pub mod stdout;
 
 pub use row::Format;

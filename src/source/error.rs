@@ -31,6 +31,14 @@ pub enum TextError {
         /// The directory as given.
         path: PathBuf,
     },
+    /// A directory in which all files are of those that are left out unless asked for.
+    #[error("{}: none of what is in it is read: {skipped}; expected at least one text file (--all reads everything)", path.display())]
+    NothingToRead {
+        /// The directory as given.
+        path: PathBuf,
+        /// What was left out, and why.
+        skipped: String,
+    },
     /// Standard input can be read only once.
     #[error("-: standard input is given {times} times; expected at most once")]
     StdinTwice {

@@ -19,7 +19,7 @@ pub mod text;
 
 pub use error::TextError;
 pub use helper::remember_allowed_cores;
-pub use split::{InputFile, InputKind, Skipped, Split};
+pub use split::{InputFile, InputKind, Skipped, Split, describe_skipped};
 
 use crate::operator::{Collector, Control};
 use crate::record::{NO_TIMESTAMP, Record, Timestamp};

@@ -1,7 +1,9 @@
 //! What to read, and who reads what: planned once, before the job starts.
 //!
 //! Planning may block; it finds every file, opens each once to know that it can be read, and fails with the path if
-//! not. A plain file is cut into byte ranges, a few per subtask; what cannot be entered in the middle
+//! not. Below a directory, hidden files and directories, caches (`CACHEDIR.TAG`: cargo puts one into `target`)
+//! and binary files are left out and reported, unless everything is asked for; what is named is
+//! always read. A plain file is cut into byte ranges, a few per subtask; what cannot be entered in the middle
 //! (gzip, pipes) is one split. Splits are given to subtasks by size, the largest first, each to
 //! whoever has least: the same files and the same parallelism always give the same assignment.
 
@@ -9,7 +11,7 @@ use super::error::TextError;
 use super::gzip::is_gzip;
 use std::fs::{File, FileType, Metadata};
 use std::io::{self, Read};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use walkdir::WalkDir;
 
@@ -18,6 +20,12 @@ const SPLITS_PER_SUBTASK: u64 = 4;
 
 /// A compressed byte is about as much work as this many plain ones.
 const GZIP_WEIGHT: u64 = 4;
+
+/// Where a binary file shows: text has no NUL byte in its first 8 KiB.
+const BINARY_LOOK_BYTES: usize = 8 << 10;
+
+/// How a file begins that marks a directory as a cache (<https://bford.info/cachedir/>).
+const CACHE_TAG: &[u8] = b"Signature: 8a477f597d28d172789f06886806bc55";
 
 /// How an input must be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,12 +76,11 @@ pub struct Skipped {
 pub(super) struct Inputs {
     pub(super) files: Vec<InputFile>,
     pub(super) skipped: Vec<Skipped>,
-    pub(super) hidden: usize,
 }
 
 impl Inputs {
-    /// Finds and opens everything that `paths` name. Blocks.
-    pub(super) fn find(paths: &[PathBuf]) -> Result<Inputs, TextError> {
+    /// Finds and opens everything that `paths` name; below directories `all`, or what is not left out. Blocks.
+    pub(super) fn find(paths: &[PathBuf], all: bool) -> Result<Inputs, TextError> {
         if paths.is_empty() {
             return Err(TextError::NoInput);
         }
@@ -89,22 +96,26 @@ impl Inputs {
             }
             let metadata = path.metadata().map_err(|cause| unreadable(path.clone(), cause))?;
             if metadata.is_dir() {
-                inputs.add_directory(path)?;
+                inputs.add_directory(path, all)?;
             } else {
-                inputs.add_file(path, &metadata)?;
+                inputs.add_file(path, &metadata, true)?;
             }
         }
         Ok(inputs)
     }
 
-    fn add_directory(&mut self, root: &Path) -> Result<(), TextError> {
-        let before = self.files.len();
+    fn add_directory(&mut self, root: &Path, all: bool) -> Result<(), TextError> {
+        let before = (self.files.len(), self.skipped.len());
         let mut walk = WalkDir::new(root).follow_links(true).sort_by_file_name().into_iter();
         while let Some(entry) = walk.next() {
             let entry = match entry {
                 Ok(entry) => entry,
                 Err(error) => {
                     let path = error.path().unwrap_or(root).to_path_buf();
+                    if !all && path != root && is_hidden(&path) {
+                        self.skipped.push(Skipped { path, reason: "hidden" });
+                        continue;
+                    }
                     if error.loop_ancestor().is_some() {
                         self.skipped.push(Skipped { path, reason: "a link to a directory around it" });
                         continue;
@@ -114,13 +125,23 @@ impl Inputs {
                 }
             };
             let kind = entry.file_type();
-            if kind.is_dir() {
-                if entry.depth() > 0
-                    && let Some(reason) = not_text(entry.path())
-                {
+            let left_out = if all || entry.depth() == 0 {
+                None
+            } else if is_hidden(entry.path()) {
+                Some("hidden")
+            } else if kind.is_dir() && is_cache(entry.path()) {
+                Some("a cache, by its CACHEDIR.TAG")
+            } else {
+                None
+            };
+            if let Some(reason) = left_out {
+                self.skipped.push(Skipped { path: entry.path().to_path_buf(), reason });
+                if kind.is_dir() {
                     walk.skip_current_dir();
-                    self.skipped.push(Skipped { path: entry.into_path(), reason });
                 }
+                continue;
+            }
+            if kind.is_dir() {
                 continue;
             }
             if !kind.is_file() {
@@ -128,19 +149,22 @@ impl Inputs {
                 self.skipped.push(Skipped { path: entry.into_path(), reason });
                 continue;
             }
-            let below = entry.path().strip_prefix(root).unwrap_or(entry.path());
-            self.hidden += usize::from(below.iter().any(|part| part.as_encoded_bytes().starts_with(b".")));
             let metadata =
                 entry.path().metadata().map_err(|cause| unreadable(entry.path().to_path_buf(), cause))?;
-            self.add_file(entry.path(), &metadata)?;
+            self.add_file(entry.path(), &metadata, all)?;
         }
-        if self.files.len() == before {
-            return Err(TextError::NoFiles { path: root.to_path_buf() });
+        if self.files.len() > before.0 {
+            return Ok(());
         }
-        Ok(())
+        let path = root.to_path_buf();
+        match describe_skipped(&self.skipped[before.1..]) {
+            skipped if skipped.is_empty() => Err(TextError::NoFiles { path }),
+            skipped => Err(TextError::NothingToRead { path, skipped }),
+        }
     }
 
-    fn add_file(&mut self, path: &Path, metadata: &Metadata) -> Result<(), TextError> {
+    /// Adds a file, or skips it if it is binary and not wanted as such.
+    fn add_file(&mut self, path: &Path, metadata: &Metadata, binary_too: bool) -> Result<(), TextError> {
         let path = path.to_path_buf();
         let (kind, bytes) = if !metadata.is_file() {
             (InputKind::Pipe, 0)
@@ -152,6 +176,10 @@ impl Inputs {
                 // Files of /proc and the like do not know how long they are.
                 (InputKind::Pipe, 0)
             } else {
+                if !binary_too && looks_binary(&file) {
+                    self.skipped.push(Skipped { path, reason: "binary" });
+                    return Ok(());
+                }
                 (InputKind::Plain, metadata.len())
             }
         };
@@ -226,15 +254,36 @@ fn unreadable(path: PathBuf, cause: io::Error) -> TextError {
     }
 }
 
-/// Why a directory below the one that was given is not read: nobody who names a project means these.
-fn not_text(directory: &Path) -> Option<&'static str> {
-    if directory.join("CACHEDIR.TAG").is_file() {
-        Some("a cache directory, by its CACHEDIR.TAG")
-    } else if directory.file_name().is_some_and(|name| name == ".git") {
-        Some("a git directory")
-    } else {
-        None
+fn is_hidden(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
+}
+
+fn is_cache(directory: &Path) -> bool {
+    let mut begin = [0; CACHE_TAG.len()];
+    File::open(directory.join("CACHEDIR.TAG")).is_ok_and(|mut tag| tag.read_exact(&mut begin).is_ok())
+        && begin == CACHE_TAG
+}
+
+/// A file that cannot be read is left to its reader, who says why.
+fn looks_binary(file: &File) -> bool {
+    let mut begin = [0; BINARY_LOOK_BYTES];
+    file.read_at(&mut begin, 0).is_ok_and(|count| memchr::memchr(0, &begin[..count]).is_some())
+}
+
+/// What was left out, by reason, each with its number and its first path; empty if nothing was.
+pub fn describe_skipped(skipped: &[Skipped]) -> String {
+    let mut reasons: Vec<(&str, &Path, usize)> = Vec::new();
+    for Skipped { path, reason } in skipped {
+        match reasons.iter_mut().find(|(known, ..)| known == reason) {
+            Some((.., count)) => *count += 1,
+            None => reasons.push((reason, path, 1)),
+        }
     }
+    let text = reasons.iter().map(|(reason, path, count)| match count {
+        1 => format!("{} ({reason})", path.display()),
+        _ => format!("{} and {} more ({reason})", path.display(), count - 1),
+    });
+    text.collect::<Vec<_>>().join(", ")
 }
 
 fn name_of(kind: FileType) -> &'static str {

@@ -42,6 +42,8 @@ const BEYOND_BYTES: u64 = 16 << 10;
 pub struct TextOptions {
     /// Fail on a line that is not UTF-8, rather than replace what is not and count the line.
     pub strict: bool,
+    /// Read all that is below a directory: what is hidden, caches and binary files too.
+    pub all: bool,
     /// A longer line fails the job; the greatest size of a record.
     pub line_bytes_max: usize,
     /// Bytes read at a time: fits in a core's second-level cache.
@@ -54,6 +56,7 @@ impl Default for TextOptions {
     fn default() -> TextOptions {
         TextOptions {
             strict: false,
+            all: false,
             line_bytes_max: 64 << 20,
             chunk_bytes: 256 << 10,
             split_bytes_min: 1 << 20,
@@ -86,7 +89,7 @@ impl TextFiles {
         );
         remember_allowed_cores();
         let paths: Vec<PathBuf> = paths.into_iter().map(|p| p.as_ref().to_path_buf()).collect();
-        let inputs = Inputs::find(&paths)?;
+        let inputs = Inputs::find(&paths, options.all)?;
         Ok(TextPlan { shared: Arc::new(Shared { inputs, options, counters: Mutex::default() }) })
     }
 }
@@ -122,11 +125,6 @@ impl TextPlan {
     /// What lies in the given directories and is not read.
     pub fn skipped(&self) -> &[Skipped] {
         &self.shared.inputs.skipped
-    }
-
-    /// How many of the files are hidden (they are read like the others).
-    pub fn hidden_files(&self) -> usize {
-        self.shared.inputs.hidden
     }
 
     /// Bytes to read, compressed ones where a file is; `None` if an input is a stream.
@@ -596,7 +594,52 @@ mod tests {
         }
     }
 
-    /// Goal: a directory is read whole, in order, hidden files too; links into a circle end.
+    /// Goal: below a directory nothing is read that its user did not write, and what is not read is named;
+    /// whoever asks for everything, or names a file or a directory, gets it.
+    #[test]
+    fn hidden_files_caches_and_binary_files_are_left_out_unless_asked_for() {
+        let tag = b"Signature: 8a477f597d28d172789f06886806bc55\nmade by a test";
+        let dir = directory(&[
+            ("text", b"text"),
+            ("deep/er", b"deeper"),
+            ("deep/.hidden", b"hidden"),
+            (".git/HEAD", b"head"),
+            ("target/CACHEDIR.TAG", tag),
+            ("target/debug/notes", b"notes"),
+            ("CACHEDIR.TAG", tag),
+            ("image", b"\x89PNG\r\n\0\0"),
+            ("other/CACHEDIR.TAG", b"no signature"),
+        ]);
+        let read = |paths: &[PathBuf], all: bool| {
+            let plan = TextFiles::plan(paths, TextOptions { all, ..TextOptions::default() }).unwrap();
+            let name = |path: &Path| path.strip_prefix(dir.path()).unwrap().to_str().unwrap().to_string();
+            let files: Vec<String> = plan.files().iter().map(|file| name(&file.path)).collect();
+            let skipped: Vec<String> =
+                plan.skipped().iter().map(|s| format!("{}: {}", name(&s.path), s.reason)).collect();
+            (files, skipped)
+        };
+        let (files, skipped) = read(&[dir.path().to_path_buf()], false);
+        assert_eq!(files, ["CACHEDIR.TAG", "deep/er", "other/CACHEDIR.TAG", "text"]);
+        assert_eq!(
+            skipped,
+            [".git: hidden", "deep/.hidden: hidden", "image: binary", "target: a cache, by its CACHEDIR.TAG"]
+        );
+        let (files, skipped) = read(&[dir.path().to_path_buf()], true);
+        assert_eq!((files.len(), skipped.len()), (9, 0));
+        let named = [".git", "target", "image", "deep/.hidden"].map(|name| dir.path().join(name));
+        let (files, skipped) = read(&named, false);
+        assert_eq!(
+            files,
+            [".git/HEAD", "target/CACHEDIR.TAG", "target/debug/notes", "image", "deep/.hidden"]
+        );
+        assert_eq!(skipped.len(), 0);
+        fs::remove_file(dir.path().join("deep/er")).unwrap();
+        let error = TextFiles::plan([dir.path().join("deep")], TextOptions::default()).unwrap_err();
+        assert!(matches!(error, TextError::NothingToRead { .. }), "{error:?}");
+        assert!(error.to_string().contains(".hidden (hidden)"), "{error}");
+    }
+
+    /// Goal: a directory is read whole, in order; links into a circle end.
     #[test]
     fn directories_are_read_recursively_in_order() {
         let dir = directory(&[
@@ -607,9 +650,10 @@ mod tests {
             ("c", b""),
         ]);
         std::os::unix::fs::symlink(dir.path(), dir.path().join("b/around")).unwrap();
-        let plan = TextFiles::plan([dir.path()], TextOptions::default()).unwrap();
+        let options = TextOptions { all: true, ..TextOptions::default() };
+        let plan = TextFiles::plan([dir.path()], options).unwrap();
         assert_eq!(lines(&plan, 1, 1).unwrap()[0], ["first", "zero", "one", "two"]);
-        assert_eq!((plan.files().len(), plan.hidden_files()), (5, 1));
+        assert_eq!(plan.files().len(), 5);
         assert_eq!(plan.skipped().len(), 1);
         assert!(plan.skipped()[0].path.ends_with("b/around"), "{:?}", plan.skipped());
     }

@@ -149,17 +149,21 @@ pub(crate) struct Idling {
     strategy: IdleStrategy,
     delay: RunDelay,
     since_ns: Option<u64>,
+    /// Whether there was anything to do yet: what passes before is not idle, the job is being set up.
+    began: bool,
 }
 
 impl Idling {
     pub fn new(strategy: IdleStrategy) -> Self {
-        Idling { strategy, delay: RunDelay::new(), since_ns: None }
+        Idling { strategy, delay: RunDelay::new(), since_ns: None, began: false }
     }
 
     /// A turn found something to do.
     #[inline]
     pub fn worked(&mut self, shard: &Shard, outcome: &Outcome) {
-        if let Some(since_ns) = self.since_ns.take() {
+        if let Some(since_ns) = self.since_ns.take()
+            && std::mem::replace(&mut self.began, true)
+        {
             shard.was_idle(since_ns, outcome.began_ns);
         }
     }

@@ -1,0 +1,309 @@
+//! `run wordcount`: how often each word occurs in files.
+//!
+//! ```text
+//!   text files -> words ==by word==> count -> sorted rows                (--emit final)
+//!                                    count ==all to one==> rows as they come (--emit updates)
+//! ```
+
+use super::progress::{Interrupt, wait};
+use crate::api::Environment;
+use crate::cli::CliError;
+use crate::cli::common::{JobOptions, print, set_parallelism};
+use crate::config::{Config, Origin};
+use crate::graph::logical::VertexId;
+use crate::operator::words::words;
+use crate::record::Timestamp;
+use crate::sink::Sink;
+use crate::sink::file::{FileOutput, SortedFile};
+use crate::sink::sorted::SortedRows;
+use crate::sink::stdout::{Stdout, StdoutClosed, is_stdout_closed};
+use crate::source::text::{TextFiles, TextOptions, TextPlan};
+use crate::source::{SourceContext, SourceError, describe_skipped};
+use crate::subtask::SubtaskInfo;
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use tidegate_shard::topology;
+
+/// Options of `run wordcount`.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Wordcount {
+    /// Files, folders (with all below them), .gz files, or - for standard input
+    ///
+    /// Below a folder, what is hidden, caches (CACHEDIR.TAG, as in cargo's target) and binary files are left out.
+    #[arg(long, required = true, num_args = 1.., value_name = "PATH")]
+    input: Vec<PathBuf>,
+
+    /// File for the rows `word<TAB>count`, complete or absent [default: standard output]
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Parallel instances of each operator [default: one a shard]
+    #[arg(long, value_name = "P")]
+    parallelism: Option<String>,
+
+    /// Each word once at the end, sorted by bytes; or a row for each word that is read
+    #[arg(long, value_enum, default_value_t = Emit::Final)]
+    emit: Emit,
+
+    /// Fail on text that is not UTF-8, rather than replace what is not and count the lines
+    #[arg(long)]
+    strict: bool,
+
+    /// Read all that is below a folder: hidden files, caches and binary files too
+    #[arg(long)]
+    all: bool,
+
+    /// Say how the job is laid out and what memory it has
+    #[arg(long, short)]
+    verbose: bool,
+
+    #[command(flatten)]
+    job: JobOptions,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tidegate run wordcount --input .
+  tidegate run wordcount --input book.txt more.txt.gz --output counts.tsv
+  journalctl | tidegate run wordcount --input - | sort -k2nr -t'\t' | head";
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Emit {
+    /// Each word once, with its count, when all is read
+    Final,
+    /// The word and its count so far, for each word that is read
+    Updates,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Figures {
+    words: u64,
+    distinct: u64,
+    /// Read; of compressed files: compressed.
+    bytes: u64,
+    seconds: f64,
+    mb_per_s: f64,
+    invalid_lines: u64,
+    files: usize,
+}
+
+impl Wordcount {
+    pub fn run(mut self) -> Result<(), CliError> {
+        let mut config = self.job.load()?;
+        set_parallelism(&mut config, self.parallelism.as_deref())?;
+        if self.strict {
+            config.set("tidegate.source.strict-utf8", "true", Origin::CommandLine)?;
+        }
+        if self.job.json && self.output.is_none() {
+            // One object and nothing else on standard output: whoever wants the rows as well names a file.
+            self.output = Some("/dev/null".into());
+        }
+        let options = TextOptions {
+            strict: config.strict_utf8(),
+            all: self.all,
+            line_bytes_max: config.max_record_size() as usize,
+            ..TextOptions::default()
+        };
+        let text = TextFiles::plan(&self.input, options)?;
+        if !text.skipped().is_empty() && !self.job.json {
+            eprintln!("tidegate: not read: {}; --all reads everything", describe_skipped(text.skipped()));
+        }
+        let interrupt = Interrupt::catch()?;
+        let env = Environment::with_config(config);
+        let rows = self.build(&env, &text)?;
+        let job = env.start("wordcount")?;
+        let layout = job.plan().describe();
+        if self.verbose {
+            eprint!("{layout}");
+        } else {
+            tracing::info!("the job's layout:\n{layout}");
+        }
+        // By index: without chaining there are more vertices than in the picture.
+        let counting = job.plan().vertices[rows.counting.0 as usize].name.clone();
+        let shown = !self.job.json && io::stderr().is_terminal();
+        let summary = match wait(job, &text, &interrupt, shown) {
+            Err(_) if rows.tally.stdout_closed.load(Ordering::Relaxed) => return Err(StdoutClosed.into()),
+            result => result?,
+        };
+        rows.show()?;
+        let counted = summary.subtasks.iter().filter(|subtask| subtask.vertex == counting);
+        let seconds = summary.elapsed.as_secs_f64();
+        self.report(&Figures {
+            words: counted.map(|subtask| subtask.records_in).sum(),
+            distinct: rows.tally.distinct.load(Ordering::Relaxed),
+            bytes: text.bytes_read(),
+            seconds,
+            mb_per_s: text.bytes_read() as f64 / 1e6 / seconds,
+            invalid_lines: text.invalid_lines(),
+            files: text.files().len(),
+        })
+    }
+
+    /// Puts the job together; where its rows will be.
+    fn build(&self, env: &Environment, text: &TextPlan) -> Result<Rows, CliError> {
+        let parallelism = parallelism(env.config())?;
+        let (tally, sorted) = (Arc::<Tally>::default(), SortedRows::default());
+        let source = text.clone();
+        let mut scratch = String::new();
+        let words = env
+            .source("text", move |cx: &SourceContext| Ok(source.source(cx)))
+            .flat_map::<String, _>(move |line, out| words(line, &mut scratch, |word| out.emit(word)))
+            .name("words")
+            .key_by::<String, _>(|word| word)
+            .parallelism(parallelism);
+        let mut rows = Rows { counting: VertexId(0), tally: tally.clone(), sorted: sorted.clone() };
+        match self.emit {
+            Emit::Final => {
+                let counts = words.count_at_end();
+                rows.counting = counts.vertex();
+                match &self.output {
+                    None => counts.sink("sort", move |_: &SubtaskInfo| {
+                        Ok(Tallying::every_row(sorted.sink::<(String, u64), _>(row), &tally))
+                    }),
+                    Some(path) => {
+                        let file = SortedFile::plan(path, parallelism)?;
+                        counts.sink("sorted file", move |_: &SubtaskInfo| {
+                            Ok(Tallying::every_row(file.sink::<(String, u64), _>(row), &tally))
+                        });
+                    }
+                }
+            }
+            Emit::Updates => {
+                let counts = words.count();
+                rows.counting = counts.vertex();
+                // All rows to one sink: several writers would need a file each.
+                let counts = counts.global().parallelism(1);
+                match &self.output {
+                    None => counts.sink("standard output", move |_: &SubtaskInfo| {
+                        Ok(Tallying::first_rows(Stdout::<(String, u64), _>::new(row), &tally))
+                    }),
+                    Some(path) => {
+                        let file = FileOutput::plan(path, 1)?;
+                        counts.sink("file", move |info: &SubtaskInfo| {
+                            let sink = file.sink::<(String, u64), _>(info.subtask, row)?;
+                            Ok(Tallying::first_rows(sink, &tally))
+                        });
+                    }
+                }
+            }
+        }
+        Ok(rows)
+    }
+
+    fn report(&self, figures: &Figures) -> Result<(), CliError> {
+        if self.job.json {
+            return print(|out| writeln!(out, "{}", serde_json::to_string(figures)?));
+        }
+        let Figures { words, distinct, bytes, seconds, mb_per_s, invalid_lines, files } = figures;
+        let files = if *files == 1 { "1 file".to_string() } else { format!("{files} files") };
+        eprintln!(
+            "tidegate: {words} words, {distinct} distinct, in {files} of {:.1} MB, in {seconds:.3} s ({mb_per_s:.1} MB/s)",
+            *bytes as f64 / 1e6
+        );
+        if *invalid_lines > 0 {
+            eprintln!(
+                "tidegate: {invalid_lines} lines were not UTF-8; what was not became U+FFFD (--strict fails)"
+            );
+        }
+        if let Some(path) = &self.output {
+            eprintln!("tidegate: {} is written", path.display());
+        }
+        Ok(())
+    }
+}
+
+/// `word<TAB>count` and a line end.
+fn row((word, count): (&str, u64), row: &mut Vec<u8>) {
+    row.extend_from_slice(word.as_bytes());
+    // Writing to a vector cannot fail.
+    let _ = writeln!(row, "\t{count}");
+}
+
+/// The parallelism of text and count: where nobody says, one instance a shard, as for every job.
+fn parallelism(config: &Config) -> Result<u32, CliError> {
+    match config.shards() {
+        _ if config.is_set("parallelism.default") => Ok(config.parallelism()),
+        Some(shards) => Ok(shards),
+        None => Ok(topology::allowed_cores()?.len() as u32),
+    }
+}
+
+/// What the sinks leave behind.
+struct Rows {
+    /// The vertex whose input are the words.
+    counting: VertexId,
+    tally: Arc<Tally>,
+    /// Empty unless sorted rows go to standard output.
+    sorted: SortedRows,
+}
+
+impl Rows {
+    fn show(&self) -> Result<(), CliError> {
+        print(|out| self.sorted.write_to(out))
+    }
+}
+
+/// What the sinks of all subtasks have seen.
+#[derive(Default)]
+struct Tally {
+    /// Words; written when a sink finishes.
+    distinct: AtomicU64,
+    /// Whether whoever read standard output has gone: a failure of the job names its cause in words only.
+    stdout_closed: AtomicBool,
+}
+
+/// A sink that also counts distinct words.
+struct Tallying<S> {
+    sink: S,
+    /// Whether a word has several rows, the first of which has count 1.
+    updates: bool,
+    distinct: u64,
+    tally: Arc<Tally>,
+}
+
+impl<S> Tallying<S> {
+    fn every_row(sink: S, tally: &Arc<Tally>) -> Self {
+        Tallying { sink, updates: false, distinct: 0, tally: tally.clone() }
+    }
+
+    fn first_rows(sink: S, tally: &Arc<Tally>) -> Self {
+        Tallying { updates: true, ..Self::every_row(sink, tally) }
+    }
+
+    fn noting(&self, result: Result<(), SourceError>) -> Result<(), SourceError> {
+        if let Err(error) = &result
+            && is_stdout_closed(&**error)
+        {
+            self.tally.stdout_closed.store(true, Ordering::Relaxed);
+        }
+        result
+    }
+}
+
+impl<S: Sink<Item = (String, u64)>> Sink for Tallying<S> {
+    type Item = (String, u64);
+
+    #[inline]
+    fn write(&mut self, record: (&str, u64), at: Timestamp) -> Result<(), SourceError> {
+        self.distinct += u64::from(!self.updates || record.1 == 1);
+        let result = self.sink.write(record, at);
+        self.noting(result)
+    }
+
+    fn flush(&mut self) -> Result<(), SourceError> {
+        let result = self.sink.flush();
+        self.noting(result)
+    }
+
+    fn finish(&mut self) -> Result<(), SourceError> {
+        self.tally.distinct.fetch_add(self.distinct, Ordering::Relaxed);
+        let result = self.sink.finish();
+        self.noting(result)
+    }
+}

@@ -1,0 +1,148 @@
+//! Rows of several subtasks in the order of their bytes: kept in memory, sorted by each subtask, merged at the end.
+//!
+//! [`SortedFile`](super::file::SortedFile) writes them to a file; [`SortedRows`] hands them to whoever started
+//! the job, once it has finished, so that a job which fails has shown nothing.
+
+use super::{Sink, row::Format};
+use crate::record::{Record, Timestamp};
+use crate::source::SourceError;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::io::{self, BufWriter, Write};
+use std::marker::PhantomData;
+use std::mem;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Bytes that are gathered before they are written.
+const BUFFER_BYTES: usize = 64 << 10;
+
+/// The sorted rows of all subtasks. Cheap to clone: all clones are one.
+#[derive(Debug, Clone, Default)]
+pub struct SortedRows {
+    /// Of the subtasks that have finished.
+    runs: Arc<Mutex<Vec<Rows>>>,
+}
+
+impl SortedRows {
+    /// The sink of one subtask. It keeps all rows that `format` makes in memory, 24 bytes more for each, and sorts
+    /// them by their bytes when it finishes.
+    pub fn sink<T: Record, F: Format<T>>(&self, format: F) -> SortedRowsSink<T, F> {
+        SortedRowsSink { format, rows: Rows::default(), all: self.clone(), item: PhantomData }
+    }
+
+    /// Writes the rows of all subtasks that have finished, in order, each ended by a line end.
+    ///
+    /// # Errors
+    ///
+    /// What `to` answers; part of the rows may have been written.
+    pub fn write_to(&self, to: impl Write) -> io::Result<()> {
+        let runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut to = BufWriter::with_capacity(BUFFER_BYTES, to);
+        merge(&runs, |row| to.write_all(row).and_then(|()| to.write_all(b"\n")))?;
+        to.flush()
+    }
+}
+
+/// Keeps a row for each record; see [`SortedRows::sink`].
+pub struct SortedRowsSink<T, F> {
+    format: F,
+    rows: Rows,
+    all: SortedRows,
+    item: PhantomData<fn(T)>,
+}
+
+impl<T: Record, F: Format<T>> Sink for SortedRowsSink<T, F> {
+    type Item = T;
+
+    #[inline]
+    fn write(&mut self, record: T::Ref<'_>, _: Timestamp) -> Result<(), SourceError> {
+        let start = self.rows.bytes.len();
+        (self.format)(record, &mut self.rows.bytes);
+        self.rows.ended(start);
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), SourceError> {
+        let mut rows = mem::take(&mut self.rows);
+        rows.sort();
+        self.all.runs.lock().unwrap_or_else(PoisonError::into_inner).push(rows);
+        Ok(())
+    }
+}
+
+/// Rows one after another, and where each lies.
+#[derive(Debug, Default)]
+pub(super) struct Rows {
+    pub(super) bytes: Vec<u8>,
+    rows: Vec<Row>,
+}
+
+/// Most comparisons are decided by the first bytes, without a look at the row.
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    /// The first 8 bytes, filled up with zeros, as a big-endian number: ordered as the bytes are.
+    prefix: u64,
+    start: usize,
+    /// Without the line end.
+    len: usize,
+}
+
+impl Rows {
+    /// A row has been appended, from `start` to the end.
+    pub(super) fn ended(&mut self, start: usize) {
+        let row = &self.bytes[start..];
+        let row = row.strip_suffix(b"\n").unwrap_or(row);
+        let mut prefix = [0; 8];
+        let known = row.len().min(8);
+        prefix[..known].copy_from_slice(&row[..known]);
+        self.rows.push(Row { prefix: u64::from_be_bytes(prefix), start, len: row.len() });
+    }
+
+    fn row(&self, row: &Row) -> &[u8] {
+        &self.bytes[row.start..row.start + row.len]
+    }
+
+    pub(super) fn sort(&mut self) {
+        let mut rows = mem::take(&mut self.rows);
+        rows.sort_unstable_by(|a, b| a.prefix.cmp(&b.prefix).then_with(|| self.row(a).cmp(self.row(b))));
+        self.rows = rows;
+    }
+}
+
+/// Calls `take` with the rows of all runs in order.
+pub(super) fn merge(runs: &[Rows], mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+    let mut next: Vec<_> = runs.iter().map(|run| run.rows.iter()).collect();
+    let mut heads = BinaryHeap::with_capacity(runs.len());
+    let mut refill = |heads: &mut BinaryHeap<_>, run: usize| {
+        heads.extend(next[run].next().map(|row| Reverse((runs[run].row(row), run))));
+    };
+    for run in 0..runs.len() {
+        refill(&mut heads, run);
+    }
+    while let Some(Reverse((row, run))) = heads.pop() {
+        take(row)?;
+        refill(&mut heads, run);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: rows of several subtasks come out in order, and only those of subtasks that have finished.
+    #[test]
+    fn rows_of_finished_subtasks_are_merged() {
+        let rows = SortedRows::default();
+        let text = |record: &str, rows: &mut Vec<u8>| rows.extend_from_slice(record.as_bytes());
+        let mut sinks: Vec<_> = (0..3).map(|_| rows.sink::<String, _>(text)).collect();
+        for (sink, words) in sinks.iter_mut().zip([["pear", "apple"], ["fig", "plum"], ["lime", "never"]]) {
+            words.iter().for_each(|word| sink.write(word, 0).unwrap());
+        }
+        sinks[0].finish().unwrap();
+        sinks[1].finish().unwrap();
+        let mut written = Vec::new();
+        rows.write_to(&mut written).unwrap();
+        assert_eq!(String::from_utf8(written).unwrap(), "apple\nfig\npear\nplum\n");
+    }
+}
