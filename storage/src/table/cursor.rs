@@ -9,7 +9,7 @@ use super::{Arena, Slot, Table, TableKey};
 /// is met once; one that is moved by a split in between may be met twice or not at all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cursor {
-    /// Index of the group, then place in its directory, or its overflow list behind
+    /// Groups before this one, then place in its directory, or its overflow list behind
     /// the last place; then slot in the page, or index in the list.
     group: u32,
     place: u32,
@@ -92,8 +92,10 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
 
     fn next_slot(&self, cursor: &mut Cursor) -> Option<(u32, *mut Slot<K::Cell, V>)> {
         while cursor.group < self.group_count {
-            // SAFETY: the index was just compared.
-            let group = unsafe { &*self.group(cursor.group as usize) };
+            let number = self.first_group + cursor.group;
+            let index = self.index(number);
+            // SAFETY: groups live as long as the table.
+            let group = unsafe { &*self.group(index) };
             while cursor.place <= group.dir_mask {
                 // SAFETY: the directory has `dir_mask + 1` pages, all live, with the mask
                 // of the group. The page of a group without one has no entry.
@@ -101,21 +103,21 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
                     let page = *group.dir.add(cursor.place as usize);
                     // A page is gone through at the first of its places only.
                     if cursor.place >> (*page.head()).depth == 0 && cursor.slot <= group.slot_mask {
-                        let ahead = page.taken(group.slot_mask) & u128::MAX << cursor.slot;
+                        let ahead = page.taken(group.slot_mask) & u64::MAX << cursor.slot;
                         if let Some(slot) = bits(ahead).next() {
                             cursor.slot = slot as u32 + 1;
-                            return Some((self.first_group + cursor.group, page.slot(slot)));
+                            return Some((number, page.slot(slot)));
                         }
                     }
                 }
                 cursor.place += 1;
                 cursor.slot = 0;
             }
-            if let Some(list) = self.overflow.get(&cursor.group)
+            if let Some(list) = self.overflow.get(&(index as u32))
                 && let Some(entry) = list.get(cursor.slot as usize)
             {
                 cursor.slot += 1;
-                return Some((self.first_group + cursor.group, entry.slot.get()));
+                return Some((number, entry.slot.get()));
             }
             *cursor = Cursor { group: cursor.group + 1, place: 0, slot: 0 };
         }

@@ -9,7 +9,7 @@
 //! The directory is indexed by the lowest of the hash bits that it uses, so it
 //! doubles by being repeated. A page of depth d is in it once every 2^d places.
 
-use super::{Overflow, Page, SMALL_BYTES, Slot, Table, TableKey, directory_bits};
+use super::{Overflow, Page, SMALL_BYTES, Slot, Table, TableKey, directory_bits, fresh_stamp};
 
 /// Directory bits of a hash. At 64 keys a page that is 8 * 10^9 keys a group.
 const DEPTH_MAX: u8 = 26;
@@ -144,6 +144,10 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
     fn give_page(&mut self, page: Page<K::Cell, V>, mask: u32) {
         self.pool.give(page.block(), Page::<K::Cell, V>::bytes(mask));
         self.small = self.pool.used_bytes() <= SMALL_BYTES;
+        self.stamp += 1;
+        if self.stamp.trailing_zeros() >= 40 {
+            self.stamp = fresh_stamp();
+        }
     }
 
     fn first_page(&mut self, index: usize) {

@@ -29,14 +29,31 @@
 //!
 //! **Batches.** Of a large table each lookup misses the cache. The caller hashes a
 //! batch of records, calls [`Table::prefetch_directory`] and then
-//! [`Table::prefetch_slot`] for each, and only then looks them up. Both are hints:
-//! nothing that they find out is kept, so a split in between is harmless. While
-//! [`Table::is_small`], prefetching costs more than it saves.
+//! [`Table::prefetch_slot`] for each, and only then [`Table::entry_at`]. What is
+//! passed on is a [`Hint`], good until a page is given back, and then ignored: a
+//! split in between is harmless. While [`Table::is_small`], plain
+//! [`Table::entry`] is quicker.
 //!
 //! **Why not** open addressing, which touches no head and no directory? A probe
 //! sequence ends after a number of steps that the branch predictor cannot know,
 //! and growth moves a whole group or table at once. See `page` for how a lookup
 //! gets by with one compare.
+//!
+//! **Cost** of `*entry += 1`, uniform `u64` keys, 128 groups, on two shared cores of
+//! an EPYC 7003 while both were busy with other work (`cargo bench --bench table`,
+//! processor time; ratios hold over runs to some 15 %, times do not):
+//!
+//! | keys | this table | hashbrown and foldhash | linear probing, sized, prefetched |
+//! | ---- | ---------- | ---------------------- | --------------------------------- |
+//! | 16   | 5.6 ns     | 4.7 ns                 | 4.7 ns                            |
+//! | 10^3 | 6.2 ns     | 4.7 ns                 | 5.5 ns                            |
+//! | 10^4 | 8.9 ns     | 8.0 ns                 | 7.4 ns                            |
+//! | 10^5 | 16.9 ns    | 37.9 ns                | 14.1 ns                           |
+//! | 10^6 | 32.5 ns    | 63.9 ns                | 25.6 ns                           |
+//!
+//! In the cache that is 36 instructions with the loop, of which 9 find the group's
+//! page. Putting in a key of 10^6 costs some 250 ns, splits and fresh memory included,
+//! where a growing hashbrown takes 90.
 
 pub mod arena;
 pub mod cursor;
@@ -58,6 +75,7 @@ use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A table of at most this many bytes of pages is expected to stay in the core's
 /// own cache: half of an L2 of 512 KiB.
@@ -68,12 +86,17 @@ const SMALL_BYTES: usize = 256 << 10;
 /// Every method that takes a `group` panics if it is none of the owned ones. The
 /// group is the caller's to compute, and must be the same for a key each time.
 pub struct Table<K: TableKey, V: Copy + 'static> {
-    /// A boxed slice of `group_count` groups. Kept as a pointer since groups with one
+    /// A boxed slice of `group_mask + 1` groups. Kept as a pointer since groups with one
     /// page point to themselves.
     groups: NonNull<Group<K::Cell, V>>,
-    group_count: u32,
-    first_group: u32,
+    /// The group at an index is the owned one with these lowest bits. Those at the
+    /// indices left over stay without a page.
+    group_mask: u32,
     small: bool,
+    /// Changes when a page is given back; until then every slot is where it was.
+    stamp: u64,
+    first_group: u32,
+    group_count: u32,
     len: usize,
     /// The bytes of long keys.
     keys: Arena,
@@ -85,6 +108,26 @@ pub struct Table<K: TableKey, V: Copy + 'static> {
     overflow: BTreeMap<u32, Vec<Overflow<K::Cell, V>>>,
     directory_bytes: usize,
     compaction: Cursor,
+}
+
+/// Where a key was, or would have been put, at some time: see [`Table::entry_at`].
+#[derive(Debug, Clone, Copy)]
+pub struct Hint {
+    slot: *mut u8,
+    stamp: u64,
+}
+
+impl Hint {
+    /// A hint that says nothing.
+    pub const NONE: Hint = Hint { slot: std::ptr::null_mut(), stamp: 0 };
+}
+
+/// Stamps that no table has had: the next 2^40.
+fn fresh_stamp() -> u64 {
+    static ISSUED: AtomicU64 = AtomicU64::new(1);
+    let range = ISSUED.fetch_add(1, Ordering::Relaxed);
+    assert!(range < 1 << 24, "more than 2^24 tables in one process");
+    range << 40
 }
 
 struct Overflow<C, V> {
@@ -104,18 +147,20 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
         let block = pool.take(Page::<K::Cell, V>::bytes(mask));
         // SAFETY: the block is as long as the page, aligned, and just taken.
         let none = unsafe { Page::format(block, mask, K::VACANT) };
-        let boxed: Box<[_]> = groups.clone().map(|_| Group::new(none)).collect();
+        let places = groups.len().next_power_of_two();
+        let boxed: Box<[_]> = (0..places).map(|_| Group::new(none)).collect();
         let start = NonNull::from(Box::leak(boxed)).cast::<Group<K::Cell, V>>();
-        let group_count = groups.len() as u32;
-        for index in 0..group_count as usize {
+        for index in 0..places {
             // SAFETY: `index` is below the length of the slice.
             unsafe { Group::point_to_itself(start.add(index).as_ptr()) };
         }
         Table {
             groups: start,
-            group_count,
-            first_group: groups.start,
+            group_mask: places as u32 - 1,
             small: true,
+            stamp: fresh_stamp(),
+            first_group: groups.start,
+            group_count: groups.len() as u32,
             len: 0,
             keys: Arena::default(),
             blobs: Arena::default(),
@@ -154,7 +199,7 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
             self.overflow.values().map(|list| list.capacity() * size_of::<Overflow<K::Cell, V>>()).sum();
         self.pool.memory_bytes()
             + self.directory_bytes
-            + self.group_count as usize * size_of::<Group<K::Cell, V>>()
+            + (self.group_mask as usize + 1) * size_of::<Group<K::Cell, V>>()
             + self.keys.memory_bytes()
             + self.blobs.memory_bytes()
             + overflow
@@ -174,8 +219,10 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
     }
 
     /// Second hint: fetches the key's slot. Waits for the head if that is not there yet.
+    ///
+    /// What it found out saves [`entry_at`](Self::entry_at) finding it out again.
     #[inline(always)]
-    pub fn prefetch_slot(&self, group: u32, hash: u64) {
+    pub fn prefetch_slot(&self, group: u32, hash: u64) -> Hint {
         let (page, mask) = self.page(self.index(group), hash);
         // SAFETY: the page comes from the directory of its group, with the mask of that group.
         let slot = unsafe { page.locate(hash, mask) };
@@ -184,6 +231,7 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
             // The slot may end in another line than it begins in.
             prefetch(slot.wrapping_add(1).cast::<u8>().wrapping_sub(1));
         }
+        Hint { slot: slot.cast(), stamp: self.stamp }
     }
 
     /// The value of `key`, or what `default` makes, put in if there was none.
@@ -202,12 +250,39 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
         default: impl FnOnce() -> V,
     ) -> &mut V {
         debug_assert_eq!(hash, K::hash(key));
-        let slot = match self.find_seated(group, hash, key) {
-            Some(slot) => slot,
-            None => self.entry_cold(group, hash, key, default),
-        };
+        let mut slot = self.home(group, hash);
+        // SAFETY: the cell of every slot is initialised, with or without an entry.
+        if K::is_vacant(key) || !unsafe { K::matches(&(*slot).cell, key, &self.keys) } {
+            slot = self.entry_cold(group, hash, key, default);
+        }
         // SAFETY: the slot has an entry, so its value was written; the reference borrows
         // the table, through which alone it could be reached otherwise.
+        unsafe { (*slot).value.assume_init_mut() }
+    }
+
+    /// [`entry_hashed`](Self::entry_hashed) of a key for which there is a hint. An
+    /// outdated hint costs a second look, and nothing else.
+    #[inline(always)]
+    pub fn entry_at(
+        &mut self,
+        hint: Hint,
+        group: u32,
+        hash: u64,
+        key: K::Ref<'_>,
+        default: impl FnOnce() -> V,
+    ) -> &mut V {
+        debug_assert_eq!(hash, K::hash(key));
+        let mut slot: *mut Slot<K::Cell, V> = hint.slot.cast();
+        // SAFETY: stamps of tables differ, so with the same stamp the hint is of this
+        // table and no page was given back since: the slot is live. If it holds the key,
+        // that is where the key is, since a key is in one place only.
+        let found = hint.stamp == self.stamp
+            && !K::is_vacant(key)
+            && unsafe { K::matches(&(*slot).cell, key, &self.keys) };
+        if !found {
+            slot = self.entry_cold(group, hash, key, default);
+        }
+        // SAFETY: as in `entry_hashed`.
         unsafe { (*slot).value.assume_init_mut() }
     }
 
@@ -291,25 +366,30 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
         &mut self.blobs
     }
 
+    /// Where the group is kept. One that is not owned shares its place with another:
+    /// it is told by `check_owned`, when a key is not found.
     #[inline(always)]
     fn index(&self, group: u32) -> usize {
-        let index = group.wrapping_sub(self.first_group);
-        if index >= self.group_count {
+        debug_assert!(self.groups().contains(&group) || self.not_owned(group));
+        (group & self.group_mask) as usize
+    }
+
+    fn check_owned(&self, group: u32) {
+        if !self.groups().contains(&group) {
             self.not_owned(group);
         }
-        index as usize
     }
 
     #[cold]
     #[inline(never)]
-    fn not_owned(&self, group: u32) -> ! {
+    fn not_owned(&self, group: u32) -> bool {
         panic!("key group {group} is not of this table, which owns {:?}", self.groups());
     }
 
     #[inline(always)]
     fn group(&self, index: usize) -> *mut Group<K::Cell, V> {
-        debug_assert!(index < self.group_count as usize);
-        // SAFETY: `index()` is the only source of indices, and checks them.
+        debug_assert!(index <= self.group_mask as usize);
+        // SAFETY: `index()` is the only source of indices, and gives none above the mask.
         unsafe { self.groups.add(index).as_ptr() }
     }
 
@@ -324,33 +404,32 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
         }
     }
 
-    /// The slot of a key that is where its hash says, and is not the vacant one.
+    /// The slot in which the key is, if it is in a page.
     #[inline(always)]
-    fn find_seated(&self, group: u32, hash: u64, key: K::Ref<'_>) -> Option<*mut Slot<K::Cell, V>> {
+    fn home(&self, group: u32, hash: u64) -> *mut Slot<K::Cell, V> {
         let (page, mask) = self.page(self.index(group), hash);
-        // SAFETY: the page comes from the directory of its group, with the mask of that
-        // group; the cell of each slot is initialised.
-        unsafe {
-            let slot = page.locate(hash, mask);
-            (K::matches(&(*slot).cell, key, &self.keys) && !K::is_vacant(key)).then_some(slot)
-        }
+        // SAFETY: the page comes from the directory of its group, with the mask of that group.
+        unsafe { page.locate(hash, mask) }
     }
 
     #[inline(always)]
     fn find(&self, group: u32, hash: u64, key: K::Ref<'_>) -> Option<*mut Slot<K::Cell, V>> {
-        match self.find_seated(group, hash, key) {
-            Some(slot) => Some(slot),
-            None => self.find_cold(group, hash, key),
+        let slot = self.home(group, hash);
+        // SAFETY: the cell of every slot is initialised, with or without an entry.
+        if !K::is_vacant(key) && unsafe { K::matches(&(*slot).cell, key, &self.keys) } {
+            return Some(slot);
         }
+        self.find_cold(group, hash, key)
     }
 
-    /// Looks where `find_seated` does not.
+    /// Looks where `find` does not: whether the slot of the vacant key is taken, and in the overflow list.
     #[inline(never)]
     fn find_cold(&self, group: u32, hash: u64, key: K::Ref<'_>) -> Option<*mut Slot<K::Cell, V>> {
+        self.check_owned(group);
         let index = self.index(group);
         let (page, mask) = self.page(index, hash);
         if K::is_vacant(key) {
-            // SAFETY: as in `find_seated`.
+            // SAFETY: as in `home` and `find`.
             unsafe {
                 let slot = page.locate(hash, mask);
                 if page.is_taken(slot, mask) && K::matches(&(*slot).cell, key, &self.keys) {
@@ -379,7 +458,7 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
         key: K::Ref<'_>,
         default: impl FnOnce() -> V,
     ) -> *mut Slot<K::Cell, V> {
-        if let Some(slot) = self.find_cold(group, hash, key) {
+        if let Some(slot) = self.find(group, hash, key) {
             return slot;
         }
         // Before anything is changed, since it is the user's and may panic.
@@ -392,11 +471,11 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
 
 impl<K: TableKey, V: Copy + 'static> Drop for Table<K, V> {
     fn drop(&mut self) {
-        for index in 0..self.group_count as usize {
+        for index in 0..=self.group_mask as usize {
             // SAFETY: the group is live, and not used after.
             unsafe { Group::free_directory(self.group(index)) };
         }
-        let groups = std::ptr::slice_from_raw_parts_mut(self.groups.as_ptr(), self.group_count as usize);
+        let groups = std::ptr::slice_from_raw_parts_mut(self.groups.as_ptr(), self.group_mask as usize + 1);
         // SAFETY: it was made from a box of this length in `new`.
         drop(unsafe { Box::from_raw(groups) });
     }

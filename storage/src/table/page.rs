@@ -1,4 +1,4 @@
-//! Pages: up to 128 slots of which a key can be in one only.
+//! Pages: up to 64 slots of which a key can be in one only.
 //!
 //! ```text
 //! head, 64 B   32 seeds, one a bucket | for the snapshot | crowded | count | depth
@@ -8,7 +8,7 @@
 //!
 //! A hash says which bucket of a page a key belongs to, and hash and seed of the
 //! bucket say which slot it is in. When two keys want one slot, the bucket of the
-//! later gets another seed, under which all of its keys (2.8 on average in a full
+//! later gets another seed, under which all of its keys (1.6 on average in a full
 //! page) fall on slots that are free. So a lookup reads the head, one slot, and
 //! nothing else; there is no probing that a branch predictor could get wrong, an
 //! absent key is known after one compare, and a removed one leaves no tombstone.
@@ -19,10 +19,13 @@
 //! page: a grown page uses one more bit of the same product, and both halves of a
 //! split page have the entry where it was.
 //!
+//! With 64 slots and 32 buckets, pages are split at a fill of about 0.8. At 128 slots
+//! the seeds run out near 0.6: 42 bytes a key instead of 33 at 10^6 keys of 16 bytes
+//! with their value, and a table of 10^4 keys that no longer fits the core's cache.
+//!
 //! After "hash, displace, and compress" (Belazzougui, Botelho, Dietzfelbinger,
 //! 2009), made dynamic by keeping it within a page.
 
-use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
@@ -32,8 +35,8 @@ pub(super) const BUCKETS: usize = 32;
 /// Tag of a slot without an entry.
 const VACANT: u8 = 0xff;
 
-/// Slots of a page, at most: tags must fit one `u128` as bits.
-const CAPACITY_LIMIT: usize = 128;
+/// Slots of a page, at most: one bit each of a `u64`.
+const CAPACITY_LIMIT: usize = 64;
 
 /// Slots of a group's first page: with 16-byte slots it takes 256 bytes.
 const CAPACITY_FIRST: usize = 8;
@@ -45,7 +48,7 @@ const SLOTS_BYTES_MAX: usize = 4096;
 const TAGS_STEP: usize = 16;
 
 /// Keys of one bucket that are given a common seed; one more makes it crowded.
-/// A bucket of a full page has 2.8 of them, so 12 are met once in 10^5 buckets.
+/// A bucket of a full page has 1.6 of them, so good hashes never get there.
 const BUCKET_KEYS_MAX: usize = 12;
 
 /// What a lookup reads of a page besides its slot: one cache line.
@@ -81,27 +84,28 @@ impl<C: Copy, V: Copy> Clone for Slot<C, V> {
 
 impl<C: Copy, V: Copy> Copy for Slot<C, V> {}
 
-/// The bucket of a key, in every page.
+/// The bucket of a key, in every page: the five uppermost bits.
 #[inline(always)]
 pub(super) fn bucket_of(hash: u64) -> usize {
-    (hash >> 32) as usize % BUCKETS
+    (hash >> (u64::BITS - BUCKETS.ilog2())) as usize
 }
 
-/// The bits of the hash that choose a page: the upper 27, which neither the bucket nor the slot uses.
+/// The bits of the hash that choose a page: 32 and up, of which the directory never
+/// uses so many that it meets those of the bucket.
 #[inline(always)]
 pub(super) fn directory_bits(hash: u64) -> u32 {
-    (hash >> 37) as u32
+    (hash >> 32) as u32
 }
 
 /// The slot of a key under a seed. `mask` is the capacity less one.
 ///
 /// The rotation is there since a product alone could never separate two hashes
-/// that differ by less than 2^25 / 255.
+/// that differ by less than 2^26 / 255.
 #[inline(always)]
 pub(super) fn slot_of(hash: u64, seed: u8, mask: u32) -> usize {
     let seed = u32::from(seed);
     let product = (hash as u32).rotate_left(seed).wrapping_mul(seed);
-    (product >> 25 & mask) as usize
+    (product >> 26 & mask) as usize
 }
 
 /// A pointer to a page of slots with cells `C` and values `V`.
@@ -109,8 +113,9 @@ pub(super) fn slot_of(hash: u64, seed: u8, mask: u32) -> usize {
 /// The page does not know its capacity: all pages of a group have the same, and
 /// the group knows it. Every `mask` below is that capacity less one.
 pub(super) struct Page<C, V> {
-    head: NonNull<Head>,
-    slots: PhantomData<*mut Slot<C, V>>,
+    /// The first slot. The head lies before it, since an address without an offset to
+    /// add is one instruction less for each lookup.
+    slots: NonNull<Slot<C, V>>,
 }
 
 impl<C, V> Clone for Page<C, V> {
@@ -150,10 +155,11 @@ impl<C: Copy, V: Copy> Page<C, V> {
     ///
     /// `block` is `bytes(mask)` long, aligned to 64, writable, and nobody else uses it.
     pub(super) unsafe fn format(block: NonNull<u8>, mask: u32, vacant: C) -> Self {
-        let page: Self = Page { head: block.cast(), slots: PhantomData };
+        // SAFETY: the block is longer than a head.
+        let page: Self = Page { slots: unsafe { block.cast::<Head>().add(1) }.cast() };
         let head = Head { seeds: [1; BUCKETS], _snapshot: [0; 3], crowded: 0, count: 0, depth: 0, _pad: 0 };
         // SAFETY: the block is aligned and longer than a head.
-        unsafe { page.head.write(head) };
+        unsafe { page.head().write(head) };
         let capacity = mask as usize + 1;
         for index in 0..capacity {
             // SAFETY: `index <= mask`, and the block has room for `mask + 1` slots.
@@ -166,12 +172,13 @@ impl<C: Copy, V: Copy> Page<C, V> {
 
     /// The block that the page was made of.
     pub(super) fn block(self) -> NonNull<u8> {
-        self.head.cast()
+        // SAFETY: a head lies before the first slot; `format` put it there.
+        unsafe { self.slots.cast::<Head>().sub(1) }.cast()
     }
 
     #[inline(always)]
     pub(super) fn head(self) -> *mut Head {
-        self.head.as_ptr()
+        self.slots.as_ptr().cast::<Head>().wrapping_sub(1)
     }
 
     /// Where slot `index` lies.
@@ -181,9 +188,9 @@ impl<C: Copy, V: Copy> Page<C, V> {
     /// `index` is below the capacity of the page.
     #[inline(always)]
     pub(super) unsafe fn slot(self, index: usize) -> *mut Slot<C, V> {
-        // SAFETY: slots begin right behind the head, aligned since 64 is a multiple of
-        // their alignment; the caller vouches for `index`.
-        unsafe { self.head.as_ptr().add(1).cast::<Slot<C, V>>().add(index) }
+        // SAFETY: the caller vouches for `index`; the first slot is aligned, since it is
+        // 64 bytes into an aligned block, and slots are aligned to 64 at most.
+        unsafe { self.slots.as_ptr().add(index) }
     }
 
     /// The tags, the capacity of the page rounded up to 16 of them.
@@ -206,7 +213,7 @@ impl<C: Copy, V: Copy> Page<C, V> {
     pub(super) unsafe fn locate(self, hash: u64, mask: u32) -> *mut Slot<C, V> {
         // SAFETY: the head of a live page is initialised; `slot_of` is at most `mask`.
         unsafe {
-            let seed = (*self.head.as_ptr()).seeds[bucket_of(hash)];
+            let seed = (*self.head()).seeds[bucket_of(hash)];
             self.slot(slot_of(hash, seed, mask))
         }
     }
@@ -219,7 +226,7 @@ impl<C: Copy, V: Copy> Page<C, V> {
     #[inline]
     pub(super) unsafe fn is_crowded(self, hash: u64) -> bool {
         // SAFETY: the head of a live page is initialised.
-        unsafe { (*self.head.as_ptr()).crowded >> bucket_of(hash) & 1 != 0 }
+        unsafe { (*self.head()).crowded >> bucket_of(hash) & 1 != 0 }
     }
 
     /// Notes that a key of this bucket is in the overflow list.
@@ -229,7 +236,7 @@ impl<C: Copy, V: Copy> Page<C, V> {
     /// The page is live.
     pub(super) unsafe fn set_crowded(self, hash: u64) {
         // SAFETY: the head of a live page is initialised.
-        unsafe { (*self.head.as_ptr()).crowded |= 1 << bucket_of(hash) }
+        unsafe { (*self.head()).crowded |= 1 << bucket_of(hash) }
     }
 
     /// Whether the slot has an entry.
@@ -311,7 +318,7 @@ impl<C: Copy, V: Copy> Page<C, V> {
         // was found among those that are not taken by other buckets, and own ones
         // were cleared; `moved` was written for all of `own`.
         unsafe {
-            (*self.head.as_ptr()).seeds[bucket] = seed;
+            (*self.head()).seeds[bucket] = seed;
             for (slot, hash) in moved[..count].iter().zip(hashes) {
                 let index = slot_of(*hash, seed, mask);
                 self.slot(index).write(slot.assume_init());
@@ -330,7 +337,7 @@ impl<C: Copy, V: Copy> Page<C, V> {
         // SAFETY: there is a tag for every slot.
         unsafe {
             *self.tags(mask).add(index) = bucket_of(hash) as u8;
-            (*self.head.as_ptr()).count += 1;
+            (*self.head()).count += 1;
         }
     }
 
@@ -344,7 +351,7 @@ impl<C: Copy, V: Copy> Page<C, V> {
         unsafe {
             (*self.slot(index)).cell = vacant;
             *self.tags(mask).add(index) = VACANT;
-            (*self.head.as_ptr()).count -= 1;
+            (*self.head()).count -= 1;
         }
     }
 
@@ -411,8 +418,8 @@ impl<C: Copy, V: Copy> Page<C, V> {
     /// # Safety
     ///
     /// The page is live and `mask` its own.
-    pub(super) unsafe fn taken(self, mask: u32) -> u128 {
-        let within = u128::MAX >> (CAPACITY_LIMIT - 1 - mask as usize);
+    pub(super) unsafe fn taken(self, mask: u32) -> u64 {
+        let within = u64::MAX >> (CAPACITY_LIMIT - 1 - mask as usize);
         // SAFETY: as the caller vouches.
         !unsafe { self.tagged(VACANT, mask) } & within
     }
@@ -422,21 +429,21 @@ impl<C: Copy, V: Copy> Page<C, V> {
     /// # Safety
     ///
     /// The page is live and `mask` its own.
-    unsafe fn tagged(self, tag: u8, mask: u32) -> u128 {
+    unsafe fn tagged(self, tag: u8, mask: u32) -> u64 {
         // SAFETY: as the caller vouches.
         let tags = unsafe { self.tags(mask) };
         let mut found = 0;
         for step in 0..(mask as usize + 1).div_ceil(TAGS_STEP) {
             // SAFETY: there are as many tags as slots, rounded up to whole steps.
             let equal = unsafe { equal_bytes(tags.add(step * TAGS_STEP), tag) };
-            found |= u128::from(equal) << (step * TAGS_STEP);
+            found |= u64::from(equal) << (step * TAGS_STEP);
         }
         found
     }
 }
 
 /// A seed under which all `hashes` fall on different slots, none of them `taken`.
-fn find_seed(hashes: &[u64], taken: u128, mask: u32) -> Option<u8> {
+fn find_seed(hashes: &[u64], taken: u64, mask: u32) -> Option<u8> {
     (1..=u8::MAX).find(|seed| {
         let mut taken = taken;
         hashes.iter().all(|hash| {
@@ -449,7 +456,7 @@ fn find_seed(hashes: &[u64], taken: u128, mask: u32) -> Option<u8> {
 }
 
 /// The indices of the set bits, from the lowest.
-pub(super) fn bits(mut set: u128) -> impl Iterator<Item = usize> {
+pub(super) fn bits(mut set: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         if set == 0 {
             return None;
@@ -514,9 +521,9 @@ mod tests {
 
     #[test]
     fn capacity_follows_the_size_of_a_slot() {
-        assert_eq!(Page::<u64, u64>::CAPACITY_MAX, 128);
-        assert_eq!(Page::<[u64; 2], u64>::CAPACITY_MAX, 128);
-        assert_eq!(Page::<u64, [u64; 7]>::CAPACITY_MAX, 64);
+        assert_eq!(Page::<u64, u64>::CAPACITY_MAX, 64);
+        assert_eq!(Page::<[u64; 2], u64>::CAPACITY_MAX, 64);
+        assert_eq!(Page::<u64, [u64; 8]>::CAPACITY_MAX, 32);
         assert_eq!(Page::<u64, [u64; 1000]>::CAPACITY_MAX, 8);
         assert_eq!(Page::<u64, u64>::bytes(7), 256);
     }
@@ -539,9 +546,9 @@ mod tests {
     fn some_seed_separates_any_two_hashes() {
         for base in [0u64, 1, 0xffff_ffff, 0x1234_5678] {
             for bit in 0..32 {
-                assert!(find_seed(&[base, base ^ 1 << bit], 0, 127).is_some(), "{base:#x} bit {bit}");
+                assert!(find_seed(&[base, base ^ 1 << bit], 0, 63).is_some(), "{base:#x} bit {bit}");
             }
         }
-        assert_eq!(find_seed(&[5, 5], 0, 127), None);
+        assert_eq!(find_seed(&[5, 5], 0, 63), None);
     }
 }
