@@ -14,3 +14,8 @@ pub mod sink;
 pub mod source;
 pub mod state;
 pub mod subtask;
+
+/// The README's example, so that it stays true.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
