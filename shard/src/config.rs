@@ -24,7 +24,8 @@ pub const SHARD_MAIL_MAX: usize = 256;
 pub struct ExchangeConfig {
     /// Size of a segment in bytes, `SEGMENT_SIZE_BYTES_MIN..=SEGMENT_SIZE_BYTES_MAX`, a multiple of 8.
     pub segment_size_bytes: u32,
-    /// Segments that each input channel may always hold.
+    /// Segments that each input channel may always hold: at least one, unless a gate has as many floating ones
+    /// as channels, since a segment that is handed over half filled keeps its permit until it is finished.
     pub exclusive_per_channel: u32,
     /// Further segments that the channels of one gate may hold together.
     pub floating_per_gate: u32,

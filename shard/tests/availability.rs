@@ -62,6 +62,24 @@ fn data_leaves_if_not_blocked_and_flushed_or_finished() {
     }
 }
 
+/// Goal: the rest of a segment that was handed over half filled follows when the segment is finished, with
+/// no flush to ask for it.
+#[test]
+fn rest_of_a_flushed_segment_follows_when_it_is_finished() {
+    let mut exchange = exchange(plain(), 1);
+    exchange.put(0, 0, 16);
+    exchange.partitions[0].flush();
+    assert!(exchange.gate_hears(0));
+    assert_eq!(exchange.read(0, 100, 100), 1);
+    (1..PER_SEGMENT).for_each(|_| exchange.put(0, 0, 16));
+    assert!(!exchange.gate_hears(0), "full, and not finished yet");
+    exchange.put(0, 0, 16);
+    assert!(exchange.gate_hears(0));
+    assert_eq!(exchange.read(0, 100, 100), PER_SEGMENT - 1);
+    assert!(exchange.hear(0), "the segment went back");
+    exchange.finish();
+}
+
 /// Goal: a partition is available = it has a free segment and no subpartition is at its cap; it changes
 /// exactly at the crossing, both ways, although all other channels are idle.
 #[test]
@@ -92,6 +110,28 @@ fn one_subpartition_at_its_cap_makes_the_whole_partition_unavailable() {
         }
         exchange.finish();
     }
+}
+
+/// Goal: a subpartition never holds more than its cap and the overdraft, for which its rings have slots.
+/// Method: what another subpartition gives back repays the partition's overdraft, which then is there again.
+#[test]
+fn overdraft_that_others_repaid_does_not_take_a_subpartition_further() {
+    let config =
+        ExchangeConfig { buffers_per_subpartition_max: 2, overdraft_per_partition_max: 1, ..plain() };
+    let mut exchange = exchange(config, 2);
+    fill(&mut exchange, 1, 1);
+    exchange.put(0, 1, 16);
+    fill(&mut exchange, 0, 3);
+    assert_eq!(exchange.partitions[0].load().held_max, 3, "the cap, and one overdrawn");
+    exchange.gate_hears(1);
+    exchange.read(1, PER_SEGMENT, 100);
+    assert!(matches!(exchange.gates[1].poll(), Next::Empty));
+    exchange.gates[1].publish();
+    assert!(exchange.hear(0));
+    exchange.put(0, 0, 16);
+    assert_eq!(exchange.partitions[0].load().held_max, 3);
+    assert!(exchange.partitions[0].is_overflowing(), "the rest is on the heap");
+    exchange.finish();
 }
 
 /// Goal: the other reason, no free segment, also holds at the crossing both ways.
@@ -201,6 +241,15 @@ fn permits_that_come_free_go_to_the_channel_that_waits_for_them() {
     exchange.gate_hears(0);
     assert_eq!(exchange.read(0, 1, 1), 1);
     exchange.finish();
+}
+
+/// Goal: a gate without a permit for each channel is refused: a half filled segment keeps its permit, so the
+/// other channel would wait for ever.
+#[test]
+#[should_panic(expected = "2 channels without permits of their own share 1")]
+fn gate_without_a_permit_for_each_channel_is_refused() {
+    let config = ExchangeConfig { exclusive_per_channel: 0, floating_per_gate: 1, ..plain() };
+    Exchange::new(Layout { producers: 2, ..Layout::fan_out(config, 1) });
 }
 
 /// Goal: a blocking barrier closes its channel until it is resumed, and no other.

@@ -6,6 +6,7 @@ mod support;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 use support::Nobody;
 use tidegate_shard::account::{ShardMetrics, SubtaskMetrics};
 use tidegate_shard::barrier::Event;
@@ -224,11 +225,14 @@ fn exchange_both_ways(idle: IdleStrategy, count: u64, config: &ExchangeConfig) {
     for s in [0, 1] {
         let mail = ShardMail::Deploy(std::mem::take(&mut parts[s]));
         assert!(mailers[s].send(clock.now_ns(), mail).is_ok());
-        std::thread::sleep(std::time::Duration::from_millis(2));
+        std::thread::sleep(Duration::from_millis(2));
     }
     let mut finished = 0;
     while finished < 4 {
-        match reports.recv().expect("the shards run until they are told to stop") {
+        match reports
+            .recv_timeout(Duration::from_secs(60))
+            .expect("a shard that waits for ever has lost news")
+        {
             (_, Report::Finished(_)) => finished += 1,
             (_, Report::Deployed) => {}
             (shard, other) => panic!("{shard:?} reports {other:?} under {idle:?}"),

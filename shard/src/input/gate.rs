@@ -73,9 +73,18 @@ pub struct InputGate {
 
 impl InputGate {
     /// A gate over `receivers`, with `floating` permits to lend and the idle word its senders were given.
+    ///
+    /// # Panics
+    ///
+    /// If there is not a permit for each channel: the half filled segment of one could keep another waiting
+    /// for ever.
     pub fn new(receivers: Vec<Receiver>, exclusive: u32, floating: u32, idle: Arc<IdleWord>) -> Self {
         let channels: Vec<_> = receivers.into_iter().map(InputChannel::new).collect();
         let count = channels.len();
+        assert!(
+            exclusive > 0 || floating as usize >= count,
+            "{count} channels without permits of their own share {floating}"
+        );
         InputGate {
             channels,
             ready: VecDeque::with_capacity(count),

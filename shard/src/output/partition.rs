@@ -129,6 +129,8 @@ pub struct ResultPartition {
     /// For a broadcast, the channels that still hold each segment; else empty.
     holds: Vec<u32>,
     cap: u32,
+    /// Overdraft of the partition, which is also the most that one subpartition may hold beyond its cap.
+    overdraft: u32,
     at_cap: u32,
     /// Buffers in all subpartitions that wait for credit, and how many subpartitions hold how many segments:
     /// kept up to date, since a look at each would make every turn as long as there are channels.
@@ -185,6 +187,7 @@ impl ResultPartition {
             region,
             holds,
             cap,
+            overdraft: config.overdraft_per_partition_max,
             at_cap: 0,
             queued: 0,
             holding: Vec::new(),
@@ -592,10 +595,17 @@ impl ResultPartition {
     /// Opens a segment of records of `stride` bytes, or a framed one if that is 0, in a lane without an open
     /// one; whether there was a segment.
     fn open(&mut self, lane: usize, stride: u32, overdraw: bool) -> bool {
-        // Beyond the cap only overdraft, however much the pool has: the rings have slots for no more.
-        let at_cap = self.at_cap > 0 && self.subs_of(lane).any(|sub| self.subs[sub].held >= self.cap);
-        let taken = match if at_cap { None } else { self.share.take() } {
-            None if overdraw => self.share.overdraw(),
+        // Beyond the cap only overdraft, however much the pool has, and no more of it than there are slots for
+        // in the rings: what other subpartitions give back repays overdraft, so the share's own limit is not
+        // enough.
+        let held = if self.at_cap == 0 {
+            0
+        } else {
+            self.subs_of(lane).map(|s| self.subs[s].held).max().unwrap_or(0)
+        };
+        let within_cap = if held < self.cap { self.share.take() } else { None };
+        let taken = match within_cap {
+            None if overdraw && held < self.cap + self.overdraft => self.share.overdraw(),
             taken => taken,
         };
         let Some(segment) = taken else {

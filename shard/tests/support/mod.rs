@@ -377,6 +377,18 @@ impl Exchange {
 
     /// Ends all streams and checks that everything arrived and every segment is back.
     pub fn finish(&mut self) {
+        // Without a last event to push it, what was flushed has to arrive by itself.
+        for partition in &mut self.partitions {
+            if self.layout.config.flush != FlushInterval::EveryRecord {
+                partition.flush();
+            }
+        }
+        self.settle();
+        // The rest of what waited on the heap has opened segments since, which nobody has flushed.
+        self.partitions.iter_mut().for_each(ResultPartition::flush);
+        self.settle();
+        let left: usize = self.expected.iter().flatten().map(VecDeque::len).sum();
+        assert_eq!(left, 0, "flushed, and never arrived");
         for producer in 0..self.layout.producers {
             self.event(producer, Event::EndOfInput);
         }
