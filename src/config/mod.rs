@@ -73,6 +73,8 @@ pub const SEGMENT_SIZE_STEP: u32 = 8;
 pub const EXCLUSIVE_BUFFERS_MAX: u32 = 1024;
 /// Floating buffers of a gate.
 pub const FLOATING_BUFFERS_MAX: u32 = 1 << 16;
+/// With one, the open segment would close its own partition and never be finished.
+pub const BUFFERS_PER_CHANNEL_MIN: u32 = shard::BUFFERS_PER_SUBPARTITION_MAX_MIN;
 /// Buffers queued in a subpartition.
 pub const BUFFERS_PER_CHANNEL_MAX: u32 = 1024;
 /// Overdraft buffers of a result partition.

@@ -10,9 +10,9 @@ use std::time::Duration;
 use super::keys::Effect::{Later, Map, Use, Warn};
 use super::keys::{DURATION_MAX, Key, Kind, Section};
 use super::{
-    BUFFERS_PER_CHANNEL_MAX, EXCLUSIVE_BUFFERS_MAX, FLOATING_BUFFERS_MAX, KEY_GROUPS_MAX,
-    OVERDRAFT_BUFFERS_MAX, OVERDRAFT_RESERVE_MAX, RECORD_SIZE_MAX, SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN,
-    SEGMENT_SIZE_STEP, SHARDS_MAX,
+    BUFFERS_PER_CHANNEL_MAX, BUFFERS_PER_CHANNEL_MIN, EXCLUSIVE_BUFFERS_MAX, FLOATING_BUFFERS_MAX,
+    KEY_GROUPS_MAX, OVERDRAFT_BUFFERS_MAX, OVERDRAFT_RESERVE_MAX, RECORD_SIZE_MAX, SEGMENT_SIZE_MAX,
+    SEGMENT_SIZE_MIN, SEGMENT_SIZE_STEP, SHARDS_MAX,
 };
 
 /// Every key, by subject.
@@ -171,7 +171,7 @@ const NETWORK: &[Key] = &[
         "exclusive buffers of an input channel (Flink 1.x; a constant in 2.x)"),
     Key::new("taskmanager.network.memory.floating-buffers-per-gate", int(0, FLOATING_BUFFERS_MAX as i64), "8", Use,
         "buffers that the channels of a gate share by backlog (Flink 1.x; a constant in 2.x)"),
-    Key::new("taskmanager.network.memory.max-buffers-per-channel", int(1, BUFFERS_PER_CHANNEL_MAX as i64), "10", Use,
+    Key::new("taskmanager.network.memory.max-buffers-per-channel", int(BUFFERS_PER_CHANNEL_MIN as i64, BUFFERS_PER_CHANNEL_MAX as i64), "10", Use,
         "most buffers queued in a subpartition; at one that is full the partition is unavailable (1.x)"),
     Key::new("taskmanager.network.memory.max-overdraft-buffers-per-gate", int(0, OVERDRAFT_BUFFERS_MAX as i64),
         "20", Use, "most buffers a result partition may borrow to finish a record (1.x, default 5; 2.x 20)"),
