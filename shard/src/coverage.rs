@@ -33,8 +33,6 @@ pub enum Named {
     MailWhileBackPressured,
     /// The end of input was put behind data that waits for credit.
     EndBehindData,
-    /// The end of input was put behind output on the heap.
-    EndBehindOverflow,
     /// A record was put together while the chain was not ready for it.
     AssembledNotReady,
     /// A reader acted on an old view of a word.
@@ -43,7 +41,7 @@ pub enum Named {
 
 impl Named {
     /// All of them.
-    pub const ALL: [Named; 16] = [
+    pub const ALL: [Named; 15] = [
         Named::Overdraft,
         Named::Overflow,
         Named::PartialFlush,
@@ -57,7 +55,6 @@ impl Named {
         Named::RungWhileFallingAsleep,
         Named::MailWhileBackPressured,
         Named::EndBehindData,
-        Named::EndBehindOverflow,
         Named::AssembledNotReady,
         Named::StaleView,
     ];

@@ -19,8 +19,8 @@ impl<T: Record> Collector<T> for Next<T> {
         self.0.collect(record, at);
     }
 
-    fn collect_batch(&mut self, batch: &[(T::Ref<'_>, Timestamp)]) -> usize {
-        self.0.collect_batch(batch)
+    fn collect_batch(&mut self, batch: &[T::Ref<'_>], times: &[Timestamp]) -> usize {
+        self.0.collect_batch(batch, times)
     }
 
     fn wants_batches(&self) -> bool {

@@ -1,7 +1,8 @@
-//! The scenarios.
 
+//! The scenarios.
 mod demos;
 mod drivers;
 mod failures;
 mod jobs;
+mod simulation;
 mod support;

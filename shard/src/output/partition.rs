@@ -358,9 +358,6 @@ impl ResultPartition {
             if self.lanes[lane].overflow.is_empty() {
                 self.send_event(lane, event);
             } else {
-                if *event == Event::EndOfInput {
-                    reached!(EndBehindOverflow);
-                }
                 self.lanes[lane].overflow.push_back(Held::Event(event.clone()));
             }
         }

@@ -441,3 +441,70 @@ impl Instance {
         self.point
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ledger_of(take: impl FnOnce(&mut Instance)) -> Option<String> {
+        let ledger = Ledger::new();
+        take(&mut Instance::new(ledger.clone(), 0, Some(false), 100));
+        ledger.take_fault()
+    }
+
+    /// Goal: the checks refuse what they are for.
+    /// Method: each fault once, at the smallest size.
+    #[test]
+    fn every_check_refuses_its_fault() {
+        let in_order = |i: &mut Instance| {
+            i.take::<Plain>((7, 1 << 32 | 1), NO_TIMESTAMP);
+            i.take::<Plain>((7, 1 << 32 | 2), NO_TIMESTAMP);
+            i.take::<Plain>((7, 2 << 32 | 1), NO_TIMESTAMP);
+        };
+        assert_eq!(ledger_of(in_order), None);
+        let twice = |i: &mut Instance| {
+            i.take::<Plain>((7, 1 << 32 | 1), NO_TIMESTAMP);
+            i.take::<Plain>((7, 1 << 32 | 1), NO_TIMESTAMP);
+        };
+        assert!(ledger_of(twice).unwrap().contains("after"));
+        let id = (1..).find(|id| text_of(*id, 100).len() > 5).unwrap();
+        let torn = |i: &mut Instance| {
+            i.take::<Text>((id, 1, &text_of(id, 100)[1..]), NO_TIMESTAMP);
+        };
+        assert!(ledger_of(torn).unwrap().contains("text"));
+        let late = |i: &mut Instance| {
+            i.take::<Plain>((7, 1), 3);
+        };
+        assert!(ledger_of(late).unwrap().contains("timestamp"));
+        let forgotten = |i: &mut Instance| {
+            i.count(5, 0);
+            i.count(5, 0);
+        };
+        assert!(ledger_of(forgotten).unwrap().contains("key 5"));
+        let strayed = |i: &mut Instance| {
+            i.count(5, 0);
+            i.clone().count(5, 0);
+        };
+        assert!(ledger_of(strayed).unwrap().contains("key 5"));
+    }
+
+    /// Goal: the model derives what each point must see, and tells a loss, a doubling and an exchange.
+    #[test]
+    fn the_model_tells_lost_doubled_and_exchanged_records() {
+        let mut model = Model::default();
+        let (_, source) = model.source("source");
+        let twice = model.node(Node::Times(source, 2));
+        let mapped = model.node(Node::Applied(twice, Op::Map, 9));
+        let totals = model.node(Node::Totals(mapped, 1, 4));
+        model.point("sink", mapped);
+        model.point("totals", totals);
+        let (a, b) = (child_id(1 << 16, 9, 0), child_id(2 << 16, 9, 0));
+        let check =
+            |sink: Vec<u64>, count| model.check(&[vec![1 << 16, 2 << 16], sink, vec![total_id(0, count, 4)]]);
+        assert_eq!(check(vec![a, b, b, a], 4), Ok(()));
+        assert!(check(vec![a, b, b], 4).unwrap_err().contains("1 are missing, 0 are too many"));
+        assert!(check(vec![a, b, b, a, a], 4).unwrap_err().contains("0 are missing, 1 are too many"));
+        assert!(check(vec![a, b, b, b], 4).unwrap_err().contains("1 are missing, 1 are too many"));
+        assert!(check(vec![a, b, b, a], 3).unwrap_err().contains("totals"));
+    }
+}
