@@ -1,5 +1,5 @@
-
 //! The scenarios.
+
 mod demos;
 mod drivers;
 mod failures;
