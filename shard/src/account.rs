@@ -217,6 +217,12 @@ impl TimeAccount {
         TimeShares { busy_ns: ns[0], idle_ns: ns[1], soft_ns: ns[2], hard_ns: ns[3] }
     }
 
+    /// Whether an output is unavailable now; for the shard itself.
+    #[cfg(feature = "sim")]
+    pub(crate) fn is_back_pressured(&self) -> bool {
+        self.state.load(Ordering::Relaxed) >= TimeState::SoftBackPressured as u32
+    }
+
     /// The longest spells of soft and of hard back pressure so far, in nanoseconds.
     pub fn longest_back_pressure_ns(&self) -> (u64, u64) {
         (self.longest_ns[0].load(Ordering::Relaxed), self.longest_ns[1].load(Ordering::Relaxed))

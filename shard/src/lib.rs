@@ -24,6 +24,7 @@ pub mod account;
 pub mod barrier;
 pub mod channel;
 pub mod config;
+pub mod coverage;
 pub mod driver;
 pub mod frame;
 pub mod input;

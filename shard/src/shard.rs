@@ -10,6 +10,7 @@ use crate::account::{ShardMetrics, SubtaskMetrics, TimeState};
 use crate::channel::doorbell::{Doorbell, Sleeper};
 use crate::channel::ring::{Consumer, Full, Producer, ring};
 use crate::config::{FlushInterval, SHARD_MAIL_MAX, TurnConfig};
+use crate::coverage::reached;
 use crate::mailbox::{Mail, Mailbox, MailboxFull};
 use crate::memory::Pool;
 use crate::task::{Clock, Port, Progress, Task, TaskFailure, TaskIndex, TurnContext};
@@ -230,6 +231,7 @@ impl Shard {
         self.sleeper.fall_asleep();
         let silent = !self.mail_waits && self.inbound.iter().all(|inbound| inbound.door.is_silent());
         if !silent {
+            reached!(RungWhileFallingAsleep);
             self.sleeper.wake_up();
         }
         silent
@@ -238,6 +240,7 @@ impl Shard {
     /// Says that the shard is awake again, by whatever cause.
     pub fn woke(&self) {
         self.sleeper.wake_up();
+        reached!(ParkAndWake);
         self.metrics.parks.add(1);
     }
 
@@ -431,6 +434,10 @@ impl Shard {
         // The one place where user code may unwind to: the task is dropped and never run again.
         let progress = catch_unwind(AssertUnwindSafe(|| {
             while let Some(mail) = slot.mailbox.take() {
+                #[cfg(feature = "sim")]
+                if slot.metrics.time.is_back_pressured() {
+                    reached!(MailWhileBackPressured);
+                }
                 match mail {
                     Mail::Cancel => cancelled = true,
                     Mail::Probe { sent_at_ns } => self

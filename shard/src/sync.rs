@@ -62,6 +62,7 @@ pub use imp::*;
 pub fn view<T: Copy>(last: T, now: T) -> T {
     #[cfg(feature = "sim")]
     if stale::choose() {
+        crate::coverage::reach(crate::coverage::Named::StaleView);
         return last;
     }
     let _ = last;

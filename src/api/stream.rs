@@ -4,6 +4,7 @@ use super::connected::Connected;
 use super::environment::Environment;
 use super::keyed::KeyedStream;
 use crate::graph::logical::{Edge, Exchange, Factory, VertexId};
+use crate::operator::boxed::BoxedChain;
 use crate::operator::chain::{Chain, FilterChain, FlatMapChain, MapChain, SideChain, Tee};
 use crate::operator::wait::WaitChain;
 use crate::operator::{Collector, Output, Wait};
@@ -150,6 +151,12 @@ impl<T: Record, P: Chain<T>> Stream<T, P> {
         let this = self.operator("filter", "filter");
         let chain = FilterChain { previous: this.chain, f, types: PhantomData };
         Stream::new(this.env, this.vertex, chain, this.timestamps)
+    }
+
+    /// The same stream, of a type that does not tell its operators: for jobs that are put together at run
+    /// time. Costs a virtual call a record.
+    pub fn boxed(self) -> Stream<T, BoxedChain<T>> {
+        Stream::new(self.env, self.vertex, BoxedChain::new(self.chain), self.timestamps)
     }
 
     /// Whatever `f` emits for each record; it may emit what borrows from the record, and may fail.

@@ -1,5 +1,6 @@
 //! Operators: fused into a chain at compile time, each handing its records to the next.
 
+pub mod boxed;
 pub mod chain;
 pub mod connect;
 pub mod keyed;

@@ -519,6 +519,10 @@ impl<T: Record, C: Collector<T>> Task for ReaderTask<T, C> {
             let (channel, event) = match self.channels.gate.poll() {
                 Next::Data(channel) => (channel, None),
                 Next::Event(channel, event) => (channel, Some(event)),
+                // A consumer that nobody sends to, as behind a global exchange, has no event to wait for.
+                Next::Empty if self.channels.all_ended() => {
+                    return self.tail.finish(|| cx.clock.now_ns() >= cx.until_ns);
+                }
                 Next::Empty => {
                     let progress = self.end_turn(records, Progress::Idle);
                     self.channels.gate.set_idle();

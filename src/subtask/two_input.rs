@@ -116,6 +116,10 @@ where
             let (channel, event) = match self.channels.gate.poll() {
                 Next::Data(channel) => (channel, None),
                 Next::Event(channel, event) => (channel, Some(event)),
+                // A subtask that nobody sends to has no event to wait for.
+                Next::Empty if self.channels.all_ended() => {
+                    return self.tail.finish(|| cx.clock.now_ns() >= cx.until_ns);
+                }
                 Next::Empty => {
                     let progress = self.end_turn(records, Progress::Idle);
                     self.channels.gate.set_idle();

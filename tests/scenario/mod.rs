@@ -4,5 +4,6 @@ mod demos;
 mod drivers;
 mod failures;
 mod jobs;
+mod simulation;
 mod support;
 mod wordcount;

@@ -1,1 +1,3 @@
-//! Programs around the engine.
+//! Programs around the engine: the simulation of whole jobs.
+
+pub mod sim;

@@ -2,6 +2,7 @@
 
 use crate::barrier::Event;
 use crate::channel::{Buffer, Item, Receiver};
+use crate::coverage::reached;
 use crate::memory::{Committed, SegmentId};
 
 /// The part of a buffer that was not read yet.
@@ -81,6 +82,7 @@ impl InputChannel {
     pub fn poll(&mut self) -> Polled {
         if self.is_assembled() {
             // Put together, and not taken yet: the chain was not ready.
+            reached!(AssembledNotReady);
             return Polled::Data;
         }
         loop {
@@ -136,6 +138,7 @@ impl InputChannel {
     /// Begins a record of `len` payload bytes of which the unread bytes after `skip` are the first.
     pub fn begin_assembly(&mut self, skip: usize, len: usize) {
         debug_assert!(self.assembly_len == 0);
+        reached!(SpanningRecord);
         let mut assembly = std::mem::take(&mut self.assembly);
         assembly.clear();
         assembly.reserve_exact(len);

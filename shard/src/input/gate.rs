@@ -14,6 +14,7 @@
 use super::channel::{InputChannel, Polled, Unread};
 use crate::barrier::{CheckpointId, Event};
 use crate::channel::{IdleWord, Receiver};
+use crate::coverage::reached;
 use crate::memory::SegmentId;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -286,6 +287,7 @@ impl InputGate {
             self.wanting.push_back(index);
         }
         if more > 0 {
+            reached!(FloatingLent);
             input.lent += more;
             self.floating_free -= more;
             input.receiver.grant(input.lent);

@@ -21,6 +21,7 @@ use super::subpartition::Subpartition;
 use crate::barrier::Event;
 use crate::channel::{Buffer, Sender};
 use crate::config::{BUFFERS_PER_SUBPARTITION_MAX_MIN, ExchangeConfig, FlushInterval, RECORD_SIZE_BYTES_MAX};
+use crate::coverage::reached;
 use crate::frame::{self, HEADER_BYTES, Kind, RECORD};
 use crate::memory::{Region, SegmentId, Share};
 use std::collections::VecDeque;
@@ -384,6 +385,7 @@ impl ResultPartition {
             };
             // A spell in which there was nothing to hand over is still to be served.
             if self.subs_of(lane).any(|sub| unserved(&self.subs[sub])) && self.flush_lane(lane) {
+                reached!(FlushToIdle);
                 for sub in self.subs_of(lane) {
                     self.subs[sub].served_spell = self.subs[sub].sender.idle_spell();
                 }
@@ -514,6 +516,7 @@ impl ResultPartition {
             if bytes > u64::from(self.record_bytes_max) {
                 self.fail(PartitionFailure::OverflowFull { bytes, max: self.record_bytes_max });
             } else {
+                reached!(Overflow);
                 // At least one byte, so that a control element without payload counts as well.
                 self.overflow_bytes += payload.len().max(1) as u64;
                 self.lanes[lane].overflow.push_back(Held::Element {
@@ -605,7 +608,13 @@ impl ResultPartition {
         };
         let within_cap = if held < self.cap { self.share.take() } else { None };
         let taken = match within_cap {
-            None if overdraw && held < self.cap + self.overdraft => self.share.overdraw(),
+            None if overdraw && held < self.cap + self.overdraft => {
+                let taken = self.share.overdraw();
+                if taken.is_some() {
+                    reached!(Overdraft);
+                }
+                taken
+            }
             taken => taken,
         };
         let Some(segment) = taken else {
@@ -615,7 +624,10 @@ impl ResultPartition {
         for sub in self.subs_of(lane) {
             let sub = &mut self.subs[sub];
             sub.held += 1;
-            self.at_cap += u32::from(sub.held == self.cap);
+            if sub.held == self.cap {
+                reached!(SubpartitionAtCap);
+                self.at_cap += 1;
+            }
             sub.open_sent = false;
             sub.flush_requested = false;
             let held = sub.held;
@@ -672,6 +684,7 @@ impl ResultPartition {
         }
         open.committed = used;
         self.region.state(open.segment).commit(open.generation, used, false);
+        reached!(PartialFlush);
         self.flushes += 1;
         let buffer = self.open_buffer(lane);
         for index in self.subs_of(lane) {
@@ -712,6 +725,7 @@ impl ResultPartition {
             let holds = &mut self.holds[segment.0 as usize];
             *holds -= 1;
             if *holds > 0 {
+                reached!(BroadcastHold);
                 return;
             }
         }

@@ -2,6 +2,7 @@
 
 use crate::barrier::Event;
 use crate::channel::{Buffer, Sender};
+use crate::coverage::reached;
 use std::collections::VecDeque;
 
 /// A buffer or an event that is not in the ring yet.
@@ -53,6 +54,9 @@ impl Subpartition {
 
     /// Adds an event.
     pub fn push_event(&mut self, event: Event) {
+        if event == Event::EndOfInput && self.queued_buffers > 0 {
+            reached!(EndBehindData);
+        }
         self.queue.push_back(Queued::Event(event));
     }
 
@@ -67,6 +71,9 @@ impl Subpartition {
                 Queued::Event(_) => self.sender.takes_event(),
             };
             if !takes {
+                if matches!(front, Queued::Buffer(_)) {
+                    reached!(CreditExhausted);
+                }
                 break;
             }
             match self.queue.pop_front().expect("there is a front") {

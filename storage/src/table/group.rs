@@ -194,6 +194,8 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
 
     #[cold]
     fn split(&mut self, index: usize, hash: u64) {
+        #[cfg(feature = "sim")]
+        crate::sim::page_split();
         let group = self.group(index);
         let (page, mask) = self.page(index, hash);
         let other = self.take_page(mask);
