@@ -16,7 +16,7 @@ use std::sync::Arc;
 use tidegate_shard::account::SubtaskMetrics;
 use tidegate_shard::output::ResultPartition;
 use tidegate_shard::task::{Task, TaskFailure};
-use tidegate_storage::table::{Cursor, Table, TableKey};
+use tidegate_storage::table::{Cursor, Hint, Table, TableKey};
 
 /// Records whose entries are fetched together.
 pub(crate) const BATCH: usize = 32;
@@ -95,9 +95,9 @@ impl<K: StateKey, S: Copy + Default + 'static> KeyedState<K, S> {
     }
 
     #[inline(always)]
-    fn entry_at(&mut self, (group, hash): (u32, u64), key: K::Ref<'_>) -> &mut S {
+    fn entry_at(&mut self, hint: Hint, (group, hash): (u32, u64), key: K::Ref<'_>) -> &mut S {
         let table = &mut self.table;
-        K::with_table(key, &mut self.scratch, |key| table.entry_hashed(group, hash, key, S::default))
+        K::with_table(key, &mut self.scratch, |key| table.entry_at(hint, group, hash, key, S::default))
     }
 
     fn book(&self, metrics: &SubtaskMetrics) {
@@ -218,14 +218,15 @@ where
         for ((record, group), place) in batch.iter().zip(groups).zip(&mut places) {
             *place = (u32::from(group), self.state.approach(u32::from(group), (self.key)(*record)));
         }
-        for (group, hash) in &places[..batch.len()] {
-            self.state.table.prefetch_slot(*group, *hash);
+        let mut hints = [Hint::NONE; BATCH];
+        for ((group, hash), hint) in places[..batch.len()].iter().zip(&mut hints) {
+            *hint = self.state.table.prefetch_slot(*group, *hash);
         }
-        for (taken, (record, place)) in batch.iter().zip(places).enumerate() {
+        for (taken, (record, (place, hint))) in batch.iter().zip(places.into_iter().zip(hints)).enumerate() {
             if !self.ready() {
                 return taken;
             }
-            let state = self.state.entry_at(place, (self.key)(*record));
+            let state = self.state.entry_at(hint, place, (self.key)(*record));
             let at = times.get(taken).copied().unwrap_or(NO_TIMESTAMP);
             let mut out = Output::new(&mut self.next, at, self.now_ns, &mut self.failed);
             (self.f)(*record, state, &mut out);

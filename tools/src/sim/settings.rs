@@ -67,7 +67,7 @@ impl Settings {
         Settings {
             shards: rng.within(1..=4) as u32,
             least_pools: rng.once_in(2),
-            turn: TurnConfig { quantum_ns, ..TurnConfig::default() },
+            turn: TurnConfig { quantum_ns },
             look_max_ns,
             chaining: !rng.once_in(4),
             markers: rng.once_in(3),

@@ -497,7 +497,6 @@ impl Builder<'_> {
         stream.sink("sink", sink);
     }
 
-    #[expect(clippy::type_complexity, reason = "what a stream's `sink` takes")]
     fn random_sink<T: Item>(
         &mut self,
         node: NodeIndex,
