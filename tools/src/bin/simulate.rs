@@ -20,7 +20,10 @@ fn main() -> ExitCode {
                 .and_then(|m| m.parse().ok())
                 .filter(|m: &f64| m.is_finite() && *m >= 0.0)
                 .map(|m| minutes = m),
-            "--replay" => Some(replay = true),
+            "--replay" => {
+                replay = true;
+                Some(())
+            }
             _ => None,
         };
         if taken.is_none() {
