@@ -78,9 +78,9 @@ impl<T: Record, P: Partitioner<T>> WriterEnd<T, P> {
     /// Puts what is staged into the partition.
     #[inline(never)]
     fn unstage(&mut self) {
-        let Some(len) = T::STRIDE else { return };
-        let len = len as usize;
         let count = std::mem::take(&mut self.staged_count);
+        let (1.., Some(len)) = (count, T::STRIDE) else { return };
+        let len = len as usize;
         let mut lanes = [0u16; STAGED];
         let lanes = &mut lanes[..count];
         self.partitioner.lanes_of(&self.hashes[..count], lanes);
