@@ -30,9 +30,10 @@ const WORK: Duration = Duration::from_millis(1);
 /// Records of the fast key in a row, in the mode `burst`.
 const BURST: u64 = 1000;
 
-/// With frame header and key a record takes 64 bytes, so that a segment holds 512: the fast subtask is served a
-/// segment whenever the slow one has finished one, and its rate over a window is known to within that many.
-const PAYLOAD_BYTES: usize = 52;
+/// With frame header and key a record takes 48 bytes, so that a segment holds 682. The fast subtask is served a
+/// segment whenever the slow one has finished one, so smaller records would make its rate over a window
+/// jump; larger ones fill the source's pool within one quantum, which looks like back pressure.
+const PAYLOAD_BYTES: usize = 36;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Mode {
