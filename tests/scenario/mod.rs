@@ -5,3 +5,4 @@ mod drivers;
 mod failures;
 mod jobs;
 mod support;
+mod wordcount;

@@ -23,6 +23,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Records drawn for each subtask, and then looped over.
 const DRAWN: usize = 1_000_000;
 
+/// Records drawn where instructions are counted: few, since every one is slow then.
+const DRAWN_TO_COUNT: usize = 100_000;
+
 /// Options of `bench keyed-count`.
 #[derive(Args)]
 pub(crate) struct KeyedCount {
@@ -45,6 +48,10 @@ pub(crate) struct KeyedCount {
     /// Alternate with the hand-written program that does the same work, and print the ratio
     #[arg(long)]
     limit: bool,
+
+    /// One run of so many records, without warm-up or check: for counting instructions
+    #[arg(long, hide = true, value_parser = clap::value_parser!(u64).range(DRAWN_TO_COUNT as u64..=1 << 40))]
+    records: Option<u64>,
 
     #[command(flatten)]
     job: JobOptions,
@@ -106,6 +113,17 @@ fn run_engine(config: &Config, records: &[Arc<[(u64, u64)]>], loops: u64) -> Res
 }
 
 impl KeyedCount {
+    /// What `tools/callgrind-count` counts: all that costs instructions by the record is the engine's.
+    fn run_once(&self, config: &Config, parallelism: usize, records: u64) -> Result<(), CliError> {
+        let drawn: Vec<Arc<[(u64, u64)]>> = (0..parallelism)
+            .map(|i| Arc::from(keyed::records(DRAWN_TO_COUNT, self.keys, 1 + i as u64)))
+            .collect();
+        let loops = records / DRAWN_TO_COUNT as u64;
+        let (_, digest) = run_engine(config, &drawn, loops)?;
+        println!("{} records of each instance, digest {digest:x}", loops * DRAWN_TO_COUNT as u64);
+        Ok(())
+    }
+
     pub fn run(self) -> Result<(), CliError> {
         let mut config = self.job.load()?;
         set_parallelism(&mut config, self.parallelism.as_deref())?;
@@ -114,6 +132,9 @@ impl KeyedCount {
             if config.is_set("parallelism.default") { config.parallelism() } else { shards } as usize;
         if !(self.seconds > 0.0 && self.seconds <= 3600.0) {
             return Err(format!("--seconds {} must be more than 0 and at most 3600", self.seconds).into());
+        }
+        if let Some(records) = self.records {
+            return self.run_once(&config, parallelism, records);
         }
         let drawn: Vec<Vec<(u64, u64)>> =
             (0..parallelism).map(|i| keyed::records(DRAWN, self.keys, 1 + i as u64)).collect();

@@ -38,7 +38,7 @@ pub(crate) struct Wordcount {
     #[arg(long, required = true, num_args = 1.., value_name = "PATH")]
     input: Vec<PathBuf>,
 
-    /// File for the rows `word<TAB>count`, complete or absent [default: standard output]
+    /// File for the rows word<TAB>count, complete or absent; replaces what is there [default: standard output]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -116,6 +116,7 @@ impl Wordcount {
         }
         let interrupt = Interrupt::catch()?;
         let env = Environment::with_config(config);
+        let replaced = self.output.as_ref().is_some_and(|path| path.is_file());
         let rows = self.build(&env, &text)?;
         let job = env.start("wordcount")?;
         let layout = job.plan().describe();
@@ -134,7 +135,7 @@ impl Wordcount {
         rows.show()?;
         let counted = summary.subtasks.iter().filter(|subtask| subtask.vertex == counting);
         let seconds = summary.elapsed.as_secs_f64();
-        self.report(&Figures {
+        let figures = Figures {
             words: counted.map(|subtask| subtask.records_in).sum(),
             distinct: rows.tally.distinct.load(Ordering::Relaxed),
             bytes: text.bytes_read(),
@@ -142,7 +143,8 @@ impl Wordcount {
             mb_per_s: text.bytes_read() as f64 / 1e6 / seconds,
             invalid_lines: text.invalid_lines(),
             files: text.files().len(),
-        })
+        };
+        self.report(&figures, replaced)
     }
 
     /// Puts the job together; where its rows will be.
@@ -196,7 +198,7 @@ impl Wordcount {
         Ok(rows)
     }
 
-    fn report(&self, figures: &Figures) -> Result<(), CliError> {
+    fn report(&self, figures: &Figures, replaced: bool) -> Result<(), CliError> {
         if self.job.json {
             return print(|out| writeln!(out, "{}", serde_json::to_string(figures)?));
         }
@@ -212,7 +214,8 @@ impl Wordcount {
             );
         }
         if let Some(path) = &self.output {
-            eprintln!("tidegate: {} is written", path.display());
+            let instead = if replaced { ", in place of what was there" } else { "" };
+            eprintln!("tidegate: {} is written{instead}", path.display());
         }
         Ok(())
     }
