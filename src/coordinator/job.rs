@@ -445,10 +445,14 @@ fn start_shard(setup: ShardSetup, messages: Sender<Message>) -> Result<(ShardHan
             }
         };
         let pool = Pool::new(region.clone(), setup.overdraft);
+        let (doors, sleeper, metrics) = parts;
+        // Before anybody can look: a job that has started shows the whole pool, and free.
+        let usage = pool.usage();
+        metrics.pool_total.set(u64::from(usage.total));
+        metrics.pool_free.set(u64::from(usage.free));
         if mapped.send(Ok(region)).is_err() {
             return;
         }
-        let (doors, sleeper, metrics) = parts;
         let reports = Box::new(Reports(messages));
         let ShardSetup { id, turn, flush, idle, clock, .. } = setup;
         let mut shard =

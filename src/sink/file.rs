@@ -178,6 +178,24 @@ impl FileOutput {
     }
 }
 
+impl FileOutput {
+    /// Writes the output as a whole and gives it its name. Blocks: for whoever started a job, when it is over.
+    ///
+    /// # Errors
+    ///
+    /// [`FileOutputError::Io`]; what was there before is there still.
+    ///
+    /// # Panics
+    ///
+    /// If the output was planned for several subtasks.
+    pub fn write(&self, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<(), FileOutputError> {
+        assert_eq!(self.shared.subtasks, 1, "a file that is written as a whole is written by one");
+        let mut file = self.shared.open(0)?;
+        write(&mut file).map_err(|cause| self.shared.io("write to it", cause))?;
+        Part { file, shared: self.shared.clone() }.finish()
+    }
+}
+
 impl Shared {
     fn io(&self, doing: &'static str, cause: io::Error) -> FileOutputError {
         FileOutputError::Io { path: self.path.clone(), doing, cause }

@@ -1,7 +1,8 @@
-//! Rows of several subtasks in the order of their bytes: kept in memory, sorted by each subtask, merged at the end.
+//! Rows of several subtasks in the order of their bytes: kept in memory, sorted by run, merged at the end.
 //!
-//! [`SortedFile`](super::file::SortedFile) writes them to a file; [`SortedRows`] hands them to whoever started
-//! the job, once it has finished, so that a job which fails has shown nothing.
+//! [`SortedFile`](super::file::SortedFile) writes them to a file from within the job. [`SortedRows`] hands them to
+//! whoever started the job, once it has finished: a job that fails has shown nothing, and no shard is held up
+//! by sorting and by waiting for a disk or a reader.
 
 use super::{Sink, row::Format};
 use crate::record::{Record, Timestamp};
@@ -24,19 +25,24 @@ pub struct SortedRows {
 }
 
 impl SortedRows {
-    /// The sink of one subtask. It keeps all rows that `format` makes in memory, 24 bytes more for each, and sorts
-    /// them by their bytes when it finishes.
+    /// The sink of one subtask. It keeps all rows that `format` makes in memory, 24 bytes more for each.
     pub fn sink<T: Record, F: Format<T>>(&self, format: F) -> SortedRowsSink<T, F> {
         SortedRowsSink { format, rows: Rows::default(), all: self.clone(), item: PhantomData }
     }
 
-    /// Writes the rows of all subtasks that have finished, in order, each ended by a line end.
+    /// Writes the rows of all subtasks that have finished, in order, each ended by a line end. Sorts each
+    /// subtask's on a thread of its own; for threads that may block.
     ///
     /// # Errors
     ///
     /// What `to` answers; part of the rows may have been written.
     pub fn write_to(&self, to: impl Write) -> io::Result<()> {
-        let runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
+        std::thread::scope(|scope| {
+            for run in runs.iter_mut() {
+                scope.spawn(|| run.sort());
+            }
+        });
         let mut to = BufWriter::with_capacity(BUFFER_BYTES, to);
         merge(&runs, |row| to.write_all(row).and_then(|()| to.write_all(b"\n")))?;
         to.flush()
@@ -63,8 +69,7 @@ impl<T: Record, F: Format<T>> Sink for SortedRowsSink<T, F> {
     }
 
     fn finish(&mut self) -> Result<(), SourceError> {
-        let mut rows = mem::take(&mut self.rows);
-        rows.sort();
+        let rows = mem::take(&mut self.rows);
         self.all.runs.lock().unwrap_or_else(PoisonError::into_inner).push(rows);
         Ok(())
     }
