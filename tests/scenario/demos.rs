@@ -15,6 +15,9 @@ use tidegate::sink::blackhole::Blackhole;
 use tidegate::source::generator::{GeneratorOptions, GeneratorPlan, KeyDistribution};
 use tidegate::source::{Source, SourceContext, SourceError, SourceOutput, SourcePoll};
 
+/// How long a shard's thread may wait for a core.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// One demo at a time: each wants the cores.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
@@ -97,8 +100,8 @@ fn without_a_slow_key_both_subtasks_are_fast() {
     let seen = demo(&["skew", "--mode", "even", "--seconds", "2", "--window", "1s"]);
     let work = last_window(&seen, 2, "work");
     let records: Vec<f64> = work.iter().map(|s| number(s, "numRecordsIn")).collect();
-    // Ten times what the slow key allows; millions, if nobody else wants the cores.
-    assert!(records.iter().all(|n| *n > 10_000.0), "{work:?}");
+    // Twice what the slow key would allow; millions, if nobody else wants the cores.
+    assert!(records.iter().all(|n| *n > 2_000.0), "{work:?}");
     assert!(!seen["bottleneck"].as_str().unwrap_or("").starts_with("work"), "{}", seen["bottleneck"]);
     assert!((0.8..=1.25).contains(&(records[0] / records[1])), "{work:?}");
 }
@@ -197,9 +200,13 @@ fn pools_stay_within_the_arithmetic_of_the_plan() {
     let job = env.start("slow sink").unwrap();
     let printed = job.plan().describe();
     let mut used_most = 0;
-    while job.elapsed() < Duration::from_secs(1) {
+    while job.elapsed() < Duration::from_secs(1) || (used_most == 0 && job.elapsed() < PATIENCE) {
         for (shard, memory) in job.shards().iter().zip(&job.plan().memory) {
             let total = shard.pool_total.get();
+            if total == 0 {
+                // Its thread has not got a core yet.
+                continue;
+            }
             assert_eq!(total, u64::from(memory.segments()), "{printed}");
             // Nothing is known of it before its first turn.
             let used = total - shard.pool_free.get().min(total);
