@@ -239,17 +239,17 @@ fn ten_megabytes_from_one_record_arrive_and_mail_is_answered_meanwhile() {
         })
         .parallelism(2)
         .sink("out", blackhole);
-    let mut answered = 0;
+    let mut waits = Vec::new();
     let Finished { result, hard_back_pressured } = run_watched(&env, |job| {
         for subtask in 0..job.plan().subtasks.len() {
-            if let Some(waited) = job.blocking_probe(subtask) {
-                assert!(waited < Duration::from_secs(2), "mail waited {waited:?}");
-                answered += 1;
-            }
+            waits.extend(job.blocking_probe(subtask));
         }
     });
     result.unwrap();
     assert_eq!(bytes.load(Ordering::Relaxed), PIECES * 1000);
-    assert!(answered > 0, "no mail was answered while the job ran");
+    // Where others want the cores, one mail or another waits for a core; not most of them.
+    waits.sort();
+    let median = *waits.get(waits.len() / 2).expect("mail was answered while the job ran");
+    assert!(median < Duration::from_secs(1), "mail waited {median:?}: {waits:?}");
     assert!(hard_back_pressured, "ten megabytes are far beyond the pool: output waited on the heap");
 }
