@@ -51,3 +51,10 @@ fn the_same_seed_gives_the_same_trace() {
 fn consumers_without_producers_finish() {
     sim::run(1, false).unwrap();
 }
+
+/// Writers that stage nothing, since records carry timestamps, put none of them out as records of another
+/// size before a watermark.
+#[test]
+fn watermarks_pass_writers_that_stage_nothing() {
+    sim::run(2, false).unwrap();
+}
