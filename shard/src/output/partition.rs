@@ -288,19 +288,25 @@ impl ResultPartition {
         debug_assert_eq!(len, self.stride as usize);
         assert_eq!(records.len(), lanes.len() * len, "one record for each lane");
         self.records += lanes.len() as u64;
+        // Held apart, so that writing records, which for all the compiler knows may be anywhere, does not
+        // have the cursors' place looked up again for each.
+        let mut cursors = std::mem::take(&mut self.cursors);
         for (lane, record) in lanes.iter().zip(records.chunks_exact(len)) {
             let lane = usize::from(*lane);
-            if self.cursors[lane].room() < len && !self.make_fixed_room(lane) {
-                let mut scratch = self.take_scratch(len);
-                scratch.copy_from_slice(record);
-                self.put_slow(lane, RECORD, scratch);
+            let cursor = &mut cursors[lane];
+            if cursor.room() >= len {
+                // SAFETY: as in `put_fixed`: `len` bytes from `at` are free and ours, and `record` lies
+                // elsewhere.
+                unsafe { std::ptr::copy_nonoverlapping(record.as_ptr(), cursor.at, len) };
+                cursor.at = cursor.at.wrapping_add(len);
                 continue;
             }
-            let cursor = &mut self.cursors[lane];
-            // SAFETY: as in `put_fixed`: `len` bytes from `at` are free and ours, and `record` lies elsewhere.
-            unsafe { std::ptr::copy_nonoverlapping(record.as_ptr(), cursor.at, len) };
-            cursor.at = cursor.at.wrapping_add(len);
+            self.cursors = cursors;
+            self.records -= 1;
+            self.put_fixed(lane, len, |out| out.copy_from_slice(record));
+            cursors = std::mem::take(&mut self.cursors);
         }
+        self.cursors = cursors;
     }
 
     /// Adds a framed record of `len` bytes to a lane; `encode` fills them.

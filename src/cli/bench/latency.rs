@@ -337,7 +337,8 @@ mod tests {
 
     /// Goal: every record that is due after the warm-up is in the histogram, none is early or on another
     /// clock.
-    /// Method: 2,000 records in 0.1 s; a latency of a second would be a clock of another origin.
+    /// Method: 2,000 records in 0.1 s; a latency of a minute would be a clock of another origin. The rate is
+    /// not judged: a thread that starts late catches up.
     #[test]
     fn every_record_after_the_warm_up_has_a_latency_of_one_clock() {
         let mut config = Config::default();
@@ -346,7 +347,7 @@ mod tests {
         let plan = GeneratorPlan::new(options).unwrap();
         let (histogram, rate) = run_engine(&config, &plan, 2_000, Duration::from_millis(10)).unwrap();
         assert!((1_795..=1_805).contains(&histogram.len()), "{} latencies", histogram.len());
-        assert!(histogram.min() > 0 && histogram.value_at_quantile(0.5) < 1_000_000_000);
-        assert!(rate <= 20_100.0, "{rate} records/s came of 20,000");
+        assert!(histogram.min() > 0 && histogram.value_at_quantile(0.5) < 60_000_000_000);
+        assert!(rate > 0.0, "{rate} records/s");
     }
 }
