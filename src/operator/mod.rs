@@ -55,16 +55,10 @@ pub trait Collector<T: Record> {
     /// groups together and have their entries brought into the cache.
     #[inline]
     fn collect_batch(&mut self, batch: &[T::Ref<'_>], times: &[Timestamp]) -> usize {
-        for (taken, record) in batch.iter().enumerate() {
-            if !self.ready() {
-                return taken;
-            }
-            self.collect(*record, times.get(taken).copied().unwrap_or(NO_TIMESTAMP));
-        }
-        batch.len()
+        one_by_one(self, batch, times)
     }
 
-    /// Whether batches help: the head of the chain has keyed state. Constant for a type.
+    /// Whether batches help: the head of the chain has keyed state, or sends by key. Constant for a type.
     #[inline(always)]
     fn wants_batches(&self) -> bool {
         false
@@ -103,6 +97,22 @@ pub trait Collector<T: Record> {
 
     /// The failure that stopped the chain, with the name of the operator that failed.
     fn failure(&mut self) -> Option<OperatorFailure>;
+}
+
+/// Hands a batch on one record after the other, while the chain is ready; how many it took.
+#[inline(always)]
+pub(crate) fn one_by_one<T: Record>(
+    next: &mut (impl Collector<T> + ?Sized),
+    batch: &[T::Ref<'_>],
+    times: &[Timestamp],
+) -> usize {
+    for (taken, record) in batch.iter().enumerate() {
+        if !next.ready() {
+            return taken;
+        }
+        next.collect(*record, times.get(taken).copied().unwrap_or(NO_TIMESTAMP));
+    }
+    batch.len()
 }
 
 /// An operator that returned an error.

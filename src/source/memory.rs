@@ -3,9 +3,13 @@
 use super::{Source, SourceContext, SourceError, SourceOutput, SourcePoll};
 use crate::operator::Collector;
 use crate::record::Record;
+use arrayvec::ArrayVec;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Records that are emitted together.
+const BATCH: usize = 64;
 
 /// How often the records are emitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,13 +76,11 @@ impl<T: Record> Source for InMemory<T> {
             }
         }
         loop {
-            let rest = &self.records[self.at..self.range.end];
-            let mut left = rest.iter();
-            while out.ready() {
-                let Some(record) = left.next() else { break };
-                out.emit(record.view());
+            while self.at < self.range.end && out.ready() {
+                let batch = &self.records[self.at..self.range.end];
+                let batch: ArrayVec<_, BATCH> = batch.iter().take(BATCH).map(T::view).collect();
+                self.at += out.emit_batch(&batch);
             }
-            self.at += rest.len() - left.len();
             if self.at < self.range.end {
                 return Ok(SourcePoll::More);
             }

@@ -128,6 +128,15 @@ impl<'a, T: Record, C: Collector<T>> SourceOutput<'a, T, C> {
         self.next.collect(record, at);
     }
 
+    /// Emits records without timestamps while it is ready; how many. Costs less than one after the other
+    /// where they are sent by key.
+    #[inline(always)]
+    pub fn emit_batch(&mut self, batch: &[T::Ref<'_>]) -> usize {
+        let taken = self.next.collect_batch(&batch[..batch.len().min(self.budget() as usize)], &[]);
+        self.emitted += taken as u32;
+        taken
+    }
+
     /// Emits a watermark, idleness or a latency marker.
     pub fn control(&mut self, control: Control) {
         self.next.control(control);

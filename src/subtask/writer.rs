@@ -1,6 +1,6 @@
 //! The end of a chain that writes to an exchange: partitioner, codec, result partition.
 
-use crate::operator::{Collector, Control, OperatorFailure, Step};
+use crate::operator::{Collector, Control, OperatorFailure, Step, one_by_one};
 use crate::partitioner::Partitioner;
 use crate::record::{Record, Timestamp};
 use std::marker::PhantomData;
@@ -84,7 +84,8 @@ impl<T: Record, P: Partitioner<T>> WriterEnd<T, P> {
         let mut lanes = [0u16; STAGED];
         let lanes = &mut lanes[..count];
         self.partitioner.lanes_of(&self.hashes[..count], lanes);
-        self.partition.put_all_fixed(lanes, &self.staged[..count * len], len);
+        let records = self.staged[..count * len].chunks_exact(len);
+        self.partition.put_all_fixed(lanes, records, len, |record, out| out.copy_from_slice(record));
     }
 
     /// The way of records that are not written as fixed ones without a timestamp.
@@ -133,6 +134,37 @@ impl<T: Record, P: Partitioner<T>> Collector<T> for WriterEnd<T, P> {
             }
             _ => self.put_other(lane, record, at),
         }
+    }
+
+    /// Where records of fixed size go by hash, a part at a time: hashes, lanes, then straight into segments.
+    #[inline(always)]
+    fn collect_batch(&mut self, batch: &[T::Ref<'_>], times: &[Timestamp]) -> usize {
+        let (true, Some(len)) = (P::BY_HASH && self.staged_max != 0, T::STRIDE) else {
+            return one_by_one(self, batch, times);
+        };
+        let mut taken = 0;
+        for part in batch.chunks(self.staged_max) {
+            if !self.ready() {
+                break;
+            }
+            self.unstage();
+            let (mut hashes, mut lanes) = ([0; STAGED], [0; STAGED]);
+            let (hashes, lanes) = (&mut hashes[..part.len()], &mut lanes[..part.len()]);
+            for (hash, record) in hashes.iter_mut().zip(part) {
+                *hash = self.partitioner.hash(*record);
+            }
+            self.partitioner.lanes_of(hashes, lanes);
+            self.partition.put_all_fixed(lanes, part.iter(), len as usize, |record, out| {
+                T::encode(*record, out);
+            });
+            taken += part.len();
+        }
+        taken
+    }
+
+    #[inline(always)]
+    fn wants_batches(&self) -> bool {
+        P::BY_HASH && T::STRIDE.is_some()
     }
 
     #[inline(always)]

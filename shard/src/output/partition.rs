@@ -281,32 +281,89 @@ impl ResultPartition {
         }
     }
 
-    /// Adds records of exactly [`stride`](Self::stride) bytes, `len` of them each, that are already encoded:
-    /// `lanes[i]` is where the i-th goes.
+    /// Adds records of exactly [`stride`](Self::stride) bytes, which is `len`: the i-th of `records` goes to
+    /// `lanes[i]`, and `encode` fills its bytes.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer records than lanes.
     #[inline(always)]
-    pub fn put_all_fixed(&mut self, lanes: &[u16], records: &[u8], len: usize) {
+    pub fn put_all_fixed<R>(
+        &mut self,
+        lanes: &[u16],
+        mut records: impl Iterator<Item = R>,
+        len: usize,
+        encode: impl Fn(R, &mut [u8]),
+    ) {
         debug_assert_eq!(len, self.stride as usize);
-        assert_eq!(records.len(), lanes.len() * len, "one record for each lane");
+        debug_assert!(!self.flush_every_record);
+        let mut next = || records.next().expect("a record for each lane");
         self.records += lanes.len() as u64;
+        let mut left = lanes;
+        while !left.is_empty() {
+            // One or two lanes have their cursors in registers, for as many records as all have room for.
+            let now = match self.cursors[..] {
+                [cursor] => {
+                    let now = left.len().min(cursor.room() / len);
+                    let mut at = cursor.at;
+                    for _ in 0..now {
+                        // SAFETY: as in `put_fixed`: `now` records fit from the cursor on.
+                        encode(next(), unsafe { std::slice::from_raw_parts_mut(at, len) });
+                        at = at.wrapping_add(len);
+                    }
+                    self.cursors[0].at = at;
+                    now
+                }
+                [first, second] => {
+                    let now = left.len().min(first.room().min(second.room()) / len);
+                    let (mut first, mut second) = (first.at, second.at);
+                    for lane in &left[..now] {
+                        let to_second = *lane != 0;
+                        let at = if to_second { second } else { first };
+                        // SAFETY: as in `put_fixed`: in each lane `now` records fit from the cursor on.
+                        encode(next(), unsafe { std::slice::from_raw_parts_mut(at, len) });
+                        first = first.wrapping_add(len * usize::from(!to_second));
+                        second = second.wrapping_add(len * usize::from(to_second));
+                    }
+                    (self.cursors[0].at, self.cursors[1].at) = (first, second);
+                    now
+                }
+                _ => self.put_some_fixed(left, &mut next, len, &encode),
+            };
+            let Some(lane) = left.get(now) else { return };
+            // A lane is full, this one or perhaps the other of two.
+            self.records -= 1;
+            let record = next();
+            self.put_fixed(usize::from(*lane), len, |out| encode(record, out));
+            left = &left[now + 1..];
+        }
+    }
+
+    /// Adds records to lanes until one of them is full; how many.
+    #[inline(always)]
+    fn put_some_fixed<R>(
+        &mut self,
+        lanes: &[u16],
+        mut next: impl FnMut() -> R,
+        len: usize,
+        encode: impl Fn(R, &mut [u8]),
+    ) -> usize {
         // Held apart, so that writing records, which for all the compiler knows may be anywhere, does not
         // have the cursors' place looked up again for each.
         let mut cursors = std::mem::take(&mut self.cursors);
-        for (lane, record) in lanes.iter().zip(records.chunks_exact(len)) {
-            let lane = usize::from(*lane);
-            let cursor = &mut cursors[lane];
-            if cursor.room() >= len {
-                // SAFETY: as in `put_fixed`: `len` bytes from `at` are free and ours, and `record` lies
-                // elsewhere.
-                unsafe { std::ptr::copy_nonoverlapping(record.as_ptr(), cursor.at, len) };
-                cursor.at = cursor.at.wrapping_add(len);
-                continue;
+        let mut now = 0;
+        for lane in lanes {
+            let cursor = &mut cursors[usize::from(*lane)];
+            if cursor.room() < len {
+                break;
             }
-            self.cursors = cursors;
-            self.records -= 1;
-            self.put_fixed(lane, len, |out| out.copy_from_slice(record));
-            cursors = std::mem::take(&mut self.cursors);
+            // SAFETY: as in `put_fixed`.
+            encode(next(), unsafe { std::slice::from_raw_parts_mut(cursor.at, len) });
+            cursor.at = cursor.at.wrapping_add(len);
+            now += 1;
         }
         self.cursors = cursors;
+        now
     }
 
     /// Adds a framed record of `len` bytes to a lane; `encode` fills them.
