@@ -16,7 +16,7 @@ use std::sync::Arc;
 use tidegate_shard::account::SubtaskMetrics;
 use tidegate_shard::output::ResultPartition;
 use tidegate_shard::task::{Task, TaskFailure};
-use tidegate_storage::table::{Cursor, Hint, Table, TableKey};
+use tidegate_storage::table::{Cursor, Table, TableKey};
 
 /// Records whose entries are fetched together.
 pub(crate) const BATCH: usize = 32;
@@ -86,18 +86,19 @@ impl<K: StateKey, S: Copy + Default + 'static> KeyedState<K, S> {
         K::with_table(key, &mut self.scratch, |key| table.entry(group, key, S::default))
     }
 
-    /// Hash of a key, having asked for the head of its page.
+    /// Hash of a key, having asked for its slot.
     #[inline(always)]
     fn approach(&mut self, group: u32, key: K::Ref<'_>) -> u64 {
         let hash = K::with_table(key, &mut self.scratch, |key| <K::Table as TableKey>::hash(key));
-        self.table.prefetch_directory(group, hash);
+        self.table.prefetch(group, hash);
         hash
     }
 
+    /// The value of a key whose group and hash are known.
     #[inline(always)]
-    fn entry_at(&mut self, hint: Hint, (group, hash): (u32, u64), key: K::Ref<'_>) -> &mut S {
+    fn entry_hashed(&mut self, group: u32, hash: u64, key: K::Ref<'_>) -> &mut S {
         let table = &mut self.table;
-        K::with_table(key, &mut self.scratch, |key| table.entry_at(hint, group, hash, key, S::default))
+        K::with_table(key, &mut self.scratch, |key| table.entry_hashed(group, hash, key, S::default))
     }
 
     fn book(&self, metrics: &SubtaskMetrics) {
@@ -213,20 +214,15 @@ where
             }
             return batch.len();
         }
-        // Hints only: a page that is split below moves entries, and nothing here points to one.
-        let mut places = [(0, 0); BATCH];
-        for ((record, group), place) in batch.iter().zip(groups).zip(&mut places) {
-            *place = (u32::from(group), self.state.approach(u32::from(group), (self.key)(*record)));
+        let mut hashes = [0; BATCH];
+        for ((record, group), hash) in batch.iter().zip(&groups).zip(&mut hashes) {
+            *hash = self.state.approach(u32::from(*group), (self.key)(*record));
         }
-        let mut hints = [Hint::NONE; BATCH];
-        for ((group, hash), hint) in places[..batch.len()].iter().zip(&mut hints) {
-            *hint = self.state.table.prefetch_slot(*group, *hash);
-        }
-        for (taken, (record, (place, hint))) in batch.iter().zip(places.into_iter().zip(hints)).enumerate() {
+        for (taken, ((record, group), hash)) in batch.iter().zip(&groups).zip(&hashes).enumerate() {
             if !self.ready() {
                 return taken;
             }
-            let state = self.state.entry_at(hint, place, (self.key)(*record));
+            let state = self.state.entry_hashed(u32::from(*group), *hash, (self.key)(*record));
             let at = times.get(taken).copied().unwrap_or(NO_TIMESTAMP);
             let mut out = Output::new(&mut self.next, at, self.now_ns, &mut self.failed);
             (self.f)(*record, state, &mut out);

@@ -3,7 +3,7 @@
 //! Three contenders count the same uniformly drawn `u64` keys:
 //!
 //! - `table`: this crate's, 128 key groups, the group of each record known. Batches of
-//!   32 with both hints, unless the table is small.
+//!   32 with prefetching, unless the table is small.
 //! - `hashbrown`: one map for all keys, with the foldhash it is usually used with.
 //! - `linear`: linear probing at a fill of at most one half, sized beforehand, in
 //!   batches of 32 with one prefetch a record unless it is small. It has neither groups
@@ -15,7 +15,7 @@
 use criterion::{Criterion, Throughput};
 use std::hash::BuildHasher;
 use std::hint::black_box;
-use tidegate_storage::table::{Fixed, Hint, Table};
+use tidegate_storage::table::{Fixed, Table};
 
 const GROUPS: u32 = 128;
 const BATCH: usize = 32;
@@ -56,7 +56,6 @@ fn draw(distinct: u64, records: usize) -> Draw {
 #[inline(never)]
 fn count_table(table: &mut Table<Fixed<u64>, u64>, draw: &Draw) {
     let mut hashes = [0u64; BATCH];
-    let mut hints = [Hint::NONE; BATCH];
     for (keys, groups) in draw.keys.chunks(BATCH).zip(draw.groups.chunks(BATCH)) {
         if table.is_small() {
             for (key, group) in keys.iter().zip(groups) {
@@ -66,13 +65,10 @@ fn count_table(table: &mut Table<Fixed<u64>, u64>, draw: &Draw) {
         }
         for ((key, group), hash) in keys.iter().zip(groups).zip(&mut hashes) {
             *hash = table.hash(*key);
-            table.prefetch_directory(u32::from(*group), *hash);
+            table.prefetch(u32::from(*group), *hash);
         }
-        for ((group, hash), hint) in groups.iter().zip(&hashes).zip(&mut hints) {
-            *hint = table.prefetch_slot(u32::from(*group), *hash);
-        }
-        for (((key, group), hash), hint) in keys.iter().zip(groups).zip(&hashes).zip(&hints) {
-            *table.entry_at(*hint, u32::from(*group), *hash, *key, || 0) += 1;
+        for ((key, group), hash) in keys.iter().zip(groups).zip(&hashes) {
+            *table.entry_hashed(u32::from(*group), *hash, *key, || 0) += 1;
         }
     }
 }

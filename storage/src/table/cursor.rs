@@ -1,6 +1,5 @@
 //! Going through all entries: in group order, a bounded step at a time.
 
-use super::page::bits;
 use super::{Arena, Slot, Table, TableKey};
 
 /// A place between two entries of a [`Table`], from which to go on later.
@@ -102,12 +101,11 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
                 unsafe {
                     let page = *group.dir.add(cursor.place as usize);
                     // A page is gone through at the first of its places only.
-                    if cursor.place >> (*page.head()).depth == 0 && cursor.slot <= group.slot_mask {
-                        let ahead = page.taken(group.slot_mask) & u64::MAX << cursor.slot;
-                        if let Some(slot) = bits(ahead).next() {
-                            cursor.slot = slot as u32 + 1;
-                            return Some((number, page.slot(slot)));
-                        }
+                    if cursor.place >> (*page.head()).depth == 0
+                        && let Some(slot) = page.taken_from::<K>(cursor.slot as usize, group.slot_mask)
+                    {
+                        cursor.slot = slot as u32 + 1;
+                        return Some((number, page.slot(slot)));
                     }
                 }
                 cursor.place += 1;

@@ -9,9 +9,9 @@
 //! The directory is indexed by the lowest of the hash bits that it uses, so it
 //! doubles by being repeated. A page of depth d is in it once every 2^d places.
 
-use super::{Overflow, Page, SMALL_BYTES, Slot, Table, TableKey, directory_bits, fresh_stamp};
+use super::{Overflow, Page, SMALL_BYTES, Slot, Table, TableKey, directory_bits};
 
-/// Directory bits of a hash. At 64 keys a page that is 8 * 10^9 keys a group.
+/// Directory bits of a hash. At 130 keys a page that is 8 * 10^9 keys a group.
 const DEPTH_MAX: u8 = 26;
 
 /// A directory may have this many places for each of its pages, and no more: where
@@ -19,8 +19,7 @@ const DEPTH_MAX: u8 = 26;
 /// differ need about 2.
 const PLACES_PER_PAGE_MAX: u32 = 8;
 
-/// Overflow entries that a split tries to seat. Random hashes leave one key in some
-/// 10^4 in the list; this bounds the work where hashes are bad.
+/// Overflow entries that a split tries to seat, to bound its work. Only bad hashes bring a key there.
 const RESEATED_MAX: usize = 32;
 
 pub(super) struct Group<C, V> {
@@ -35,7 +34,7 @@ pub(super) struct Group<C, V> {
     _pad: u32,
 }
 
-impl<C: Copy, V: Copy> Group<C, V> {
+impl<C: Copy + 'static, V: Copy> Group<C, V> {
     /// A group without entries. To be followed by `point_to_itself` at its final place.
     pub(super) fn new(none: Page<C, V>) -> Self {
         Group {
@@ -101,6 +100,10 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
         hash: u64,
         entry: Slot<K::Cell, V>,
     ) -> *mut Slot<K::Cell, V> {
+        if K::is_vacant_cell(&entry.cell) {
+            // The one key that looks like no key.
+            return self.push_overflow(index, hash, entry);
+        }
         loop {
             let group = self.group(index);
             // SAFETY: groups live as long as the table.
@@ -124,13 +127,8 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
 
     fn seat(&mut self, index: usize, hash: u64, entry: Slot<K::Cell, V>) -> Option<*mut Slot<K::Cell, V>> {
         let (page, mask) = self.page(index, hash);
-        // SAFETY: the group has a page of its own, which the directory gave; the seat is a
-        // slot of it.
-        unsafe {
-            let slot = page.seat(hash, mask, K::VACANT, |cell| K::hash_cell(cell, &self.keys))?;
-            slot.write(entry);
-            Some(slot)
-        }
+        // SAFETY: the group has a page of its own, which the directory gave.
+        unsafe { page.insert::<K>(hash, mask, entry) }
     }
 
     fn take_page(&mut self, mask: u32) -> Page<K::Cell, V> {
@@ -144,10 +142,6 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
     fn give_page(&mut self, page: Page<K::Cell, V>, mask: u32) {
         self.pool.give(page.block(), Page::<K::Cell, V>::bytes(mask));
         self.small = self.pool.used_bytes() <= SMALL_BYTES;
-        self.stamp += 1;
-        if self.stamp.trailing_zeros() >= 40 {
-            self.stamp = fresh_stamp();
-        }
     }
 
     fn first_page(&mut self, index: usize) {
@@ -171,7 +165,7 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
         let larger = self.take_page(2 * mask + 1);
         // SAFETY: both pages are live and formatted with these masks.
         unsafe {
-            page.grow_into(larger, mask, |cell| K::hash_cell(cell, &self.keys));
+            page.grow_into::<K>(larger, mask, &self.keys);
             (*group).inline = larger;
             (*group).slot_mask = 2 * mask + 1;
         }
@@ -198,8 +192,8 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
         crate::sim::page_split();
         let group = self.group(index);
         let (page, mask) = self.page(index, hash);
-        let other = self.take_page(mask);
-        // SAFETY: the group is live and both pages have its mask; the directory has
+        let halves = [self.take_page(mask), self.take_page(mask)];
+        // SAFETY: the group is live and all three pages have its mask; the directory has
         // `dir_mask + 1` places, and after doubling more than `depth` bits.
         unsafe {
             let depth = (*page.head()).depth;
@@ -208,21 +202,24 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
                 Group::double(group);
                 self.directory_bytes += (*group).directory_bytes();
             }
-            page.split_into(other, mask, K::VACANT, |cell| K::hash_cell(cell, &self.keys));
-            let first = directory_bits(hash) & ((1 << depth) - 1) | 1 << depth;
-            for place in (first..=(*group).dir_mask).step_by(2 << depth) {
-                *(*group).dir.add(place as usize) = other;
+            page.split_into::<K>(halves, mask, &self.keys);
+            let first = directory_bits(hash) & ((1 << depth) - 1);
+            for place in (first..=(*group).dir_mask).step_by(1 << depth) {
+                *(*group).dir.add(place as usize) = halves[(place >> depth & 1) as usize];
             }
             (*group).pages += 1;
         }
+        self.give_page(page, mask);
         self.reseat_overflow(index);
     }
 
     #[cold]
     fn push_overflow(&mut self, index: usize, hash: u64, slot: Slot<K::Cell, V>) -> *mut Slot<K::Cell, V> {
-        let (page, _) = self.page(index, hash);
-        // SAFETY: the page is live.
-        unsafe { page.set_crowded(hash) };
+        if !K::is_vacant_cell(&slot.cell) {
+            let (page, _) = self.page(index, hash);
+            // SAFETY: the page is live, and the group's own since it was full.
+            unsafe { (*page.head()).crowded = true };
+        }
         let list = self.overflow.entry(index as u32).or_default();
         list.push(Overflow { hash, slot: slot.into() });
         let last = list.last().expect("just pushed");

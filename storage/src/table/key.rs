@@ -9,7 +9,7 @@
 //! A slot without an entry holds the cell [`TableKey::VACANT`], so that a lookup
 //! needs no separate look at whether the slot is taken. Where every bit pattern
 //! is a key, one of them is also `VACANT`; [`TableKey::is_vacant`] names it, and
-//! the table then asks its tags.
+//! the table keeps that key apart.
 
 use super::arena::{Arena, BlobHandle};
 use foldhash::fast::FixedState;
@@ -47,6 +47,9 @@ pub trait TableKey: 'static {
 
     /// Whether `key` is the one key whose cell is equal to [`VACANT`](Self::VACANT).
     fn is_vacant(key: Self::Ref<'_>) -> bool;
+
+    /// Whether a cell is [`VACANT`](Self::VACANT).
+    fn is_vacant_cell(cell: &Self::Cell) -> bool;
 
     /// Whether `cell` holds `key`. Of a vacant cell: false, unless `is_vacant(key)`.
     fn matches(cell: &Self::Cell, key: Self::Ref<'_>, arena: &Arena) -> bool;
@@ -88,6 +91,11 @@ macro_rules! fixed_key {
             #[inline(always)]
             fn is_vacant(key: $type) -> bool {
                 $full && $to(key) == Self::VACANT
+            }
+
+            #[inline(always)]
+            fn is_vacant_cell(cell: &u64) -> bool {
+                *cell == Self::VACANT
             }
 
             #[inline(always)]
@@ -161,6 +169,11 @@ impl TableKey for Fixed<[u8; 16]> {
     #[inline(always)]
     fn is_vacant(key: [u8; 16]) -> bool {
         halves(&key) == (Self::VACANT[0], Self::VACANT[1])
+    }
+
+    #[inline(always)]
+    fn is_vacant_cell(cell: &[u64; 2]) -> bool {
+        *cell == Self::VACANT
     }
 
     #[inline(always)]
@@ -305,6 +318,11 @@ impl TableKey for Bytes {
     #[inline(always)]
     fn is_vacant(_: &[u8]) -> bool {
         false
+    }
+
+    #[inline(always)]
+    fn is_vacant_cell(cell: &BytesCell) -> bool {
+        *cell == Self::VACANT
     }
 
     #[inline(always)]

@@ -69,13 +69,12 @@ pub use cursor::{Cursor, Iter};
 pub use key::{Bytes, Fixed, TableKey};
 
 use group::Group;
-use page::{Page, Slot, directory_bits, prefetch};
+use page::{Page, Slot, directory_bits};
 use pool::Pool;
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A table of at most this many bytes of pages is expected to stay in the core's
 /// own cache: half of an L2 of 512 KiB.
@@ -93,8 +92,6 @@ pub struct Table<K: TableKey, V: Copy + 'static> {
     /// indices left over stay without a page.
     group_mask: u32,
     small: bool,
-    /// Changes when a page is given back; until then every slot is where it was.
-    stamp: u64,
     first_group: u32,
     group_count: u32,
     len: usize,
@@ -108,26 +105,6 @@ pub struct Table<K: TableKey, V: Copy + 'static> {
     overflow: BTreeMap<u32, Vec<Overflow<K::Cell, V>>>,
     directory_bytes: usize,
     compaction: Cursor,
-}
-
-/// Where a key was, or would have been put, at some time: see [`Table::entry_at`].
-#[derive(Debug, Clone, Copy)]
-pub struct Hint {
-    slot: *mut u8,
-    stamp: u64,
-}
-
-impl Hint {
-    /// A hint that says nothing.
-    pub const NONE: Hint = Hint { slot: std::ptr::null_mut(), stamp: 0 };
-}
-
-/// Stamps that no table has had: the next 2^40.
-fn fresh_stamp() -> u64 {
-    static ISSUED: AtomicU64 = AtomicU64::new(1);
-    let range = ISSUED.fetch_add(1, Ordering::Relaxed);
-    assert!(range < 1 << 24, "more than 2^24 tables in one process");
-    range << 40
 }
 
 struct Overflow<C, V> {
@@ -158,7 +135,6 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
             groups: start,
             group_mask: places as u32 - 1,
             small: true,
-            stamp: fresh_stamp(),
             first_group: groups.start,
             group_count: groups.len() as u32,
             len: 0,
@@ -211,27 +187,11 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
         K::hash(key)
     }
 
-    /// First hint for a key that is about to be looked up: fetches the head of its page.
+    /// Fetches the slot of a key that is about to be looked up.
     #[inline(always)]
-    pub fn prefetch_directory(&self, group: u32, hash: u64) {
-        let (page, _) = self.page(self.index(group), hash);
-        prefetch(page.head());
-    }
-
-    /// Second hint: fetches the key's slot. Waits for the head if that is not there yet.
-    ///
-    /// What it found out saves [`entry_at`](Self::entry_at) finding it out again.
-    #[inline(always)]
-    pub fn prefetch_slot(&self, group: u32, hash: u64) -> Hint {
+    pub fn prefetch(&self, group: u32, hash: u64) {
         let (page, mask) = self.page(self.index(group), hash);
-        // SAFETY: the page comes from the directory of its group, with the mask of that group.
-        let slot = unsafe { page.locate(hash, mask) };
-        prefetch(slot);
-        if !64usize.is_multiple_of(size_of::<Slot<K::Cell, V>>()) {
-            // The slot may end in another line than it begins in.
-            prefetch(slot.wrapping_add(1).cast::<u8>().wrapping_sub(1));
-        }
-        Hint { slot: slot.cast(), stamp: self.stamp }
+        page.prefetch(hash, mask);
     }
 
     /// The value of `key`, or what `default` makes, put in if there was none.
@@ -250,39 +210,12 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
         default: impl FnOnce() -> V,
     ) -> &mut V {
         debug_assert_eq!(hash, K::hash(key));
-        let mut slot = self.home(group, hash);
-        // SAFETY: the cell of every slot is initialised, with or without an entry.
-        if K::is_vacant(key) || !unsafe { K::matches(&(*slot).cell, key, &self.keys) } {
-            slot = self.entry_cold(group, hash, key, default);
-        }
+        let slot = match self.find(group, hash, key) {
+            Some(slot) => slot,
+            None => self.entry_cold(group, hash, key, default),
+        };
         // SAFETY: the slot has an entry, so its value was written; the reference borrows
         // the table, through which alone it could be reached otherwise.
-        unsafe { (*slot).value.assume_init_mut() }
-    }
-
-    /// [`entry_hashed`](Self::entry_hashed) of a key for which there is a hint. An
-    /// outdated hint costs a second look, and nothing else.
-    #[inline(always)]
-    pub fn entry_at(
-        &mut self,
-        hint: Hint,
-        group: u32,
-        hash: u64,
-        key: K::Ref<'_>,
-        default: impl FnOnce() -> V,
-    ) -> &mut V {
-        debug_assert_eq!(hash, K::hash(key));
-        let mut slot: *mut Slot<K::Cell, V> = hint.slot.cast();
-        // SAFETY: stamps of tables differ, so with the same stamp the hint is of this
-        // table and no page was given back since: the slot is live. If it holds the key,
-        // that is where the key is, since a key is in one place only.
-        let found = hint.stamp == self.stamp
-            && !K::is_vacant(key)
-            && unsafe { K::matches(&(*slot).cell, key, &self.keys) };
-        if !found {
-            slot = self.entry_cold(group, hash, key, default);
-        }
-        // SAFETY: as in `entry_hashed`.
         unsafe { (*slot).value.assume_init_mut() }
     }
 
@@ -310,7 +243,7 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
     /// [`get`](Self::get) of a key whose hash is known; `hash` must be that of `key`.
     #[inline]
     pub fn get_hashed(&self, group: u32, hash: u64, key: K::Ref<'_>) -> Option<&V> {
-        let slot = self.find(group, hash, key)?;
+        let slot = self.find(group, hash, key).or_else(|| self.find_cold(group, hash, key))?;
         // SAFETY: as in `entry_hashed`.
         Some(unsafe { (*slot).value.assume_init_ref() })
     }
@@ -318,7 +251,8 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
     /// The value of `key`, to be changed.
     #[inline]
     pub fn get_mut(&mut self, group: u32, key: K::Ref<'_>) -> Option<&mut V> {
-        let slot = self.find(group, K::hash(key), key)?;
+        let hash = K::hash(key);
+        let slot = self.find(group, hash, key).or_else(|| self.find_cold(group, hash, key))?;
         // SAFETY: as in `entry_hashed`.
         Some(unsafe { (*slot).value.assume_init_mut() })
     }
@@ -326,16 +260,15 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
     /// Takes out `key` and returns its value. Blobs of the value remain the caller's to free.
     pub fn remove(&mut self, group: u32, key: K::Ref<'_>) -> Option<V> {
         let hash = K::hash(key);
-        let slot = self.find(group, hash, key)?;
+        let slot = self.find(group, hash, key).or_else(|| self.find_cold(group, hash, key))?;
         let index = self.index(group);
         // SAFETY: the slot has an entry, so both parts were written.
         let (cell, value) = unsafe { ((*slot).cell, (*slot).value.assume_init()) };
         K::discard(&cell, &mut self.keys);
         let (page, mask) = self.page(index, hash);
-        // SAFETY: the page is live; `locate` is where its slot would be.
-        if slot == unsafe { page.locate(hash, mask) } {
+        if page.contains(slot, mask) {
             // SAFETY: the slot is of this page, and has an entry.
-            unsafe { page.vacate(slot, mask, K::VACANT) };
+            unsafe { page.remove::<K>(slot, mask, &self.keys) };
         } else {
             self.remove_overflow(index as u32, slot);
         }
@@ -406,39 +339,23 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
 
     /// The slot in which the key is, if it is in a page.
     #[inline(always)]
-    fn home(&self, group: u32, hash: u64) -> *mut Slot<K::Cell, V> {
+    fn find(&self, group: u32, hash: u64, key: K::Ref<'_>) -> Option<*mut Slot<K::Cell, V>> {
+        if K::is_vacant(key) {
+            return None;
+        }
         let (page, mask) = self.page(self.index(group), hash);
         // SAFETY: the page comes from the directory of its group, with the mask of that group.
-        unsafe { page.locate(hash, mask) }
+        unsafe { page.find::<K>(hash, mask, key, &self.keys) }
     }
 
-    #[inline(always)]
-    fn find(&self, group: u32, hash: u64, key: K::Ref<'_>) -> Option<*mut Slot<K::Cell, V>> {
-        let slot = self.home(group, hash);
-        // SAFETY: the cell of every slot is initialised, with or without an entry.
-        if !K::is_vacant(key) && unsafe { K::matches(&(*slot).cell, key, &self.keys) } {
-            return Some(slot);
-        }
-        self.find_cold(group, hash, key)
-    }
-
-    /// Looks where `find` does not: whether the slot of the vacant key is taken, and in the overflow list.
+    /// Looks where `find` does not: in the overflow list.
     #[inline(never)]
     fn find_cold(&self, group: u32, hash: u64, key: K::Ref<'_>) -> Option<*mut Slot<K::Cell, V>> {
         self.check_owned(group);
         let index = self.index(group);
-        let (page, mask) = self.page(index, hash);
-        if K::is_vacant(key) {
-            // SAFETY: as in `home` and `find`.
-            unsafe {
-                let slot = page.locate(hash, mask);
-                if page.is_taken(slot, mask) && K::matches(&(*slot).cell, key, &self.keys) {
-                    return Some(slot);
-                }
-            }
-        }
+        let (page, _) = self.page(index, hash);
         // SAFETY: the page comes from the directory.
-        if unsafe { page.is_crowded(hash) } {
+        if K::is_vacant(key) || unsafe { (*page.head()).crowded } {
             let list = self.overflow.get(&(index as u32))?;
             let found = list.iter().find(|entry| {
                 // SAFETY: no reference to an entry is held here; both parts were written.
@@ -458,7 +375,7 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
         key: K::Ref<'_>,
         default: impl FnOnce() -> V,
     ) -> *mut Slot<K::Cell, V> {
-        if let Some(slot) = self.find(group, hash, key) {
+        if let Some(slot) = self.find_cold(group, hash, key) {
             return slot;
         }
         // Before anything is changed, since it is the user's and may panic.
