@@ -5,6 +5,7 @@ mod common;
 mod config;
 mod demo;
 mod run;
+mod words;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;

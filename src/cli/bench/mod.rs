@@ -8,6 +8,7 @@ mod exchange;
 mod keyed_count;
 mod latency;
 mod report;
+mod words;
 
 #[derive(Subcommand)]
 pub(crate) enum Bench {
@@ -15,6 +16,8 @@ pub(crate) enum Bench {
     KeyedCount(keyed_count::KeyedCount),
     /// How late rows come: due times on one core, a keyed count on the other.
     Latency(latency::Latency),
+    /// Count the words of text files, as run wordcount does.
+    Words(words::Words),
     /// What a record costs to go from all sources to all consumers, from 2 channels to 4,096.
     Exchange(exchange::Exchange),
     /// What runs the shards: wake-up latency, turns a second, and what waiting costs.
@@ -26,6 +29,7 @@ impl Bench {
         match self {
             Bench::KeyedCount(bench) => bench.run(),
             Bench::Latency(bench) => bench.run(),
+            Bench::Words(bench) => bench.run(),
             Bench::Exchange(bench) => bench.run(),
             Bench::Drivers(bench) => bench.run(),
         }

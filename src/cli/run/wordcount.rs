@@ -9,16 +9,16 @@ use super::progress::{Interrupt, wait};
 use crate::api::Environment;
 use crate::cli::CliError;
 use crate::cli::common::{JobOptions, print, set_parallelism};
-use crate::config::{Config, Origin};
+use crate::cli::words::{by_word, counts_at_end, parallelism, row};
+use crate::config::Origin;
 use crate::graph::logical::VertexId;
-use crate::operator::words::words;
 use crate::record::Timestamp;
 use crate::sink::Sink;
 use crate::sink::file::FileOutput;
 use crate::sink::sorted::SortedRows;
 use crate::sink::stdout::{Stdout, StdoutClosed, is_stdout_closed};
 use crate::source::text::{TextFiles, TextOptions, TextPlan};
-use crate::source::{SourceContext, SourceError, describe_skipped};
+use crate::source::{SourceError, describe_skipped};
 use crate::subtask::SubtaskInfo;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -27,7 +27,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
-use tidegate_shard::topology;
 
 /// Options of `run wordcount`.
 #[derive(Args)]
@@ -158,19 +157,11 @@ impl Wordcount {
     fn build(&self, env: &Environment, text: &TextPlan) -> Result<Rows, CliError> {
         let parallelism = parallelism(env.config())?;
         let (tally, sorted) = (Arc::<Tally>::default(), SortedRows::default());
-        let source = text.clone();
-        let mut scratch = String::new();
-        let words = env
-            .source("text", move |cx: &SourceContext| Ok(source.source(cx)))
-            .flat_map::<String, _>(move |line, out| words(line, &mut scratch, |word| out.emit(word)))
-            .name("words")
-            .key_by::<String, _>(|word| word)
-            .parallelism(parallelism);
         let mut rows =
             Rows { counting: VertexId(0), tally: tally.clone(), sorted: sorted.clone(), file: None };
         match self.emit {
             Emit::Final => {
-                let counts = words.count_at_end();
+                let counts = counts_at_end(env, text, parallelism);
                 rows.counting = counts.vertex();
                 rows.file = self.output.as_ref().map(|path| FileOutput::plan(path, 1)).transpose()?;
                 counts.sink("rows", move |_: &SubtaskInfo| {
@@ -178,7 +169,7 @@ impl Wordcount {
                 });
             }
             Emit::Updates => {
-                let counts = words.count();
+                let counts = by_word(env, text, parallelism).count();
                 rows.counting = counts.vertex();
                 // All rows to one sink: several writers would need a file each.
                 let counts = counts.global().parallelism(1);
@@ -219,22 +210,6 @@ impl Wordcount {
             eprintln!("tidegate: {} is written{instead}", path.display());
         }
         Ok(())
-    }
-}
-
-/// `word<TAB>count` and a line end.
-fn row((word, count): (&str, u64), row: &mut Vec<u8>) {
-    row.extend_from_slice(word.as_bytes());
-    // Writing to a vector cannot fail.
-    let _ = writeln!(row, "\t{count}");
-}
-
-/// The parallelism of text and count: where nobody says, one instance a shard, as for every job.
-fn parallelism(config: &Config) -> Result<u32, CliError> {
-    match config.shards() {
-        _ if config.is_set("parallelism.default") => Ok(config.parallelism()),
-        Some(shards) => Ok(shards),
-        None => Ok(topology::allowed_cores()?.len() as u32),
     }
 }
 
