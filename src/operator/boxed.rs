@@ -19,14 +19,6 @@ impl<T: Record> Collector<T> for Next<T> {
         self.0.collect(record, at);
     }
 
-    fn collect_batch(&mut self, batch: &[T::Ref<'_>], times: &[Timestamp]) -> usize {
-        self.0.collect_batch(batch, times)
-    }
-
-    fn wants_batches(&self) -> bool {
-        self.0.wants_batches()
-    }
-
     fn may_wait(&self) -> bool {
         self.0.may_wait()
     }

@@ -5,7 +5,7 @@
 
 use super::chain::Chain;
 use super::output::failure;
-use super::{Collector, Control, OperatorFailure, Output, Step, Wait};
+use super::{Batch, Collector, Control, OperatorFailure, Output, Step, Wait};
 use crate::graph::key_group::Assigner;
 use crate::record::{KeySelector, NO_TIMESTAMP, Record, Timestamp};
 use crate::source::SourceError;
@@ -175,6 +175,48 @@ where
         let mut out = Output::new(&mut self.next, at, self.now_ns, &mut self.failed);
         (self.f)(record, state, &mut out).wait()
     }
+
+    /// Takes up to [`BATCH`] records.
+    #[inline(always)]
+    fn collect_part<'a>(&mut self, batch: impl Batch<'a, T>, times: &[Timestamp]) -> usize {
+        let (mut hashes, mut groups) = ([0; BATCH], [0; BATCH]);
+        for (record, hash) in batch.records().zip(&mut hashes) {
+            *hash = K::java_hash((self.key)(record));
+        }
+        self.state.assigner.groups(&hashes[..batch.len()], &mut groups[..batch.len()]);
+        let groups = &groups;
+        if self.state.table.is_small() {
+            for (taken, (record, group)) in batch.records().zip(groups).enumerate() {
+                if !self.ready_for_more() {
+                    return taken;
+                }
+                let state = self.state.entry_of(u32::from(*group), (self.key)(record));
+                let at = times.get(taken).copied().unwrap_or(NO_TIMESTAMP);
+                let mut out = Output::new(&mut self.next, at, self.now_ns, &mut self.failed);
+                (self.f)(record, state, &mut out);
+            }
+            return batch.len();
+        }
+        let mut hashes = [0; BATCH];
+        for ((record, group), hash) in batch.records().zip(groups).zip(&mut hashes) {
+            *hash = self.state.approach(u32::from(*group), (self.key)(record));
+        }
+        for (taken, ((record, group), hash)) in batch.records().zip(groups).zip(&hashes).enumerate() {
+            if !self.ready_for_more() {
+                return taken;
+            }
+            let state = self.state.entry_hashed(u32::from(*group), *hash, (self.key)(record));
+            let at = times.get(taken).copied().unwrap_or(NO_TIMESTAMP);
+            let mut out = Output::new(&mut self.next, at, self.now_ns, &mut self.failed);
+            (self.f)(record, state, &mut out);
+        }
+        batch.len()
+    }
+
+    #[inline(always)]
+    fn ready_for_more(&self) -> bool {
+        self.failed.is_none() && self.next.ready()
+    }
 }
 
 impl<T, K, S, U, KF, F, E, R, C> Collector<T> for KeyedProcess<T, K, S, U, KF, F, E, R, C>
@@ -195,39 +237,17 @@ where
     }
 
     #[inline(always)]
-    fn collect_batch(&mut self, batch: &[T::Ref<'_>], times: &[Timestamp]) -> usize {
-        let batch = &batch[..batch.len().min(BATCH)];
-        let (mut hashes, mut groups) = ([0; BATCH], [0; BATCH]);
-        for (record, hash) in batch.iter().zip(&mut hashes) {
-            *hash = K::java_hash((self.key)(*record));
-        }
-        self.state.assigner.groups(&hashes[..batch.len()], &mut groups[..batch.len()]);
-        if self.state.table.is_small() {
-            for (taken, (record, group)) in batch.iter().zip(groups).enumerate() {
-                if !self.ready() {
-                    return taken;
-                }
-                let state = self.state.entry_of(u32::from(group), (self.key)(*record));
-                let at = times.get(taken).copied().unwrap_or(NO_TIMESTAMP);
-                let mut out = Output::new(&mut self.next, at, self.now_ns, &mut self.failed);
-                (self.f)(*record, state, &mut out);
+    fn collect_batch<'a>(&mut self, batch: impl Batch<'a, T>, times: &[Timestamp]) -> usize {
+        let mut taken = 0;
+        while taken < batch.len() {
+            let part = batch.behind(taken).first((batch.len() - taken).min(BATCH));
+            let took = self.collect_part(part, times.get(taken..).unwrap_or_default());
+            taken += took;
+            if took < part.len() {
+                break;
             }
-            return batch.len();
         }
-        let mut hashes = [0; BATCH];
-        for ((record, group), hash) in batch.iter().zip(&groups).zip(&mut hashes) {
-            *hash = self.state.approach(u32::from(*group), (self.key)(*record));
-        }
-        for (taken, ((record, group), hash)) in batch.iter().zip(&groups).zip(&hashes).enumerate() {
-            if !self.ready() {
-                return taken;
-            }
-            let state = self.state.entry_hashed(u32::from(*group), *hash, (self.key)(*record));
-            let at = times.get(taken).copied().unwrap_or(NO_TIMESTAMP);
-            let mut out = Output::new(&mut self.next, at, self.now_ns, &mut self.failed);
-            (self.f)(*record, state, &mut out);
-        }
-        batch.len()
+        taken
     }
 
     #[inline(always)]
@@ -247,7 +267,7 @@ where
 
     #[inline(always)]
     fn ready(&self) -> bool {
-        self.failed.is_none() && self.next.ready()
+        self.ready_for_more()
     }
 
     fn begin_turn(&mut self, now_ns: u64) {

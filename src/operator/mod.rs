@@ -1,5 +1,6 @@
 //! Operators: fused into a chain at compile time, each handing its records to the next.
 
+mod batch;
 pub mod boxed;
 pub mod chain;
 pub mod connect;
@@ -8,6 +9,7 @@ mod output;
 pub mod wait;
 pub mod words;
 
+pub use batch::{Batch, Encoded, Owned, Views};
 pub use output::{Output, Wait};
 
 use crate::record::{NO_TIMESTAMP, Record, Timestamp};
@@ -50,11 +52,12 @@ pub trait Collector<T: Record> {
 
     /// Takes records until the batch ends or the chain is no longer ready; returns how many it took.
     ///
-    /// `times` has the timestamp of each record, or is empty where none has one. The records of a batch are
-    /// decoded before the first of them is worked on, so that an operator with keyed state can find their
-    /// groups together and have their entries brought into the cache.
+    /// `times` has the timestamp of each record, or is empty where none has one.
     #[inline]
-    fn collect_batch(&mut self, batch: &[T::Ref<'_>], times: &[Timestamp]) -> usize {
+    fn collect_batch<'a>(&mut self, batch: impl Batch<'a, T>, times: &[Timestamp]) -> usize
+    where
+        Self: Sized,
+    {
         one_by_one(self, batch, times)
     }
 
@@ -101,16 +104,16 @@ pub trait Collector<T: Record> {
 
 /// Hands a batch on one record after the other, while the chain is ready; how many it took.
 #[inline(always)]
-pub(crate) fn one_by_one<T: Record>(
-    next: &mut (impl Collector<T> + ?Sized),
-    batch: &[T::Ref<'_>],
+pub(crate) fn one_by_one<'a, T: Record>(
+    next: &mut impl Collector<T>,
+    batch: impl Batch<'a, T>,
     times: &[Timestamp],
 ) -> usize {
-    for (taken, record) in batch.iter().enumerate() {
+    for (taken, record) in batch.records().enumerate() {
         if !next.ready() {
             return taken;
         }
-        next.collect(*record, times.get(taken).copied().unwrap_or(NO_TIMESTAMP));
+        next.collect(record, times.get(taken).copied().unwrap_or(NO_TIMESTAMP));
     }
     batch.len()
 }

@@ -1,15 +1,11 @@
 //! Records that lie in memory: the source of benches, which costs next to nothing.
 
 use super::{Source, SourceContext, SourceError, SourceOutput, SourcePoll};
-use crate::operator::Collector;
+use crate::operator::{Collector, Owned};
 use crate::record::Record;
-use arrayvec::ArrayVec;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Records that are emitted together.
-const BATCH: usize = 64;
 
 /// How often the records are emitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,9 +73,7 @@ impl<T: Record> Source for InMemory<T> {
         }
         loop {
             while self.at < self.range.end && out.ready() {
-                let batch = &self.records[self.at..self.range.end];
-                let batch: ArrayVec<_, BATCH> = batch.iter().take(BATCH).map(T::view).collect();
-                self.at += out.emit_batch(&batch);
+                self.at += out.emit_batch(Owned(&self.records[self.at..self.range.end]));
             }
             if self.at < self.range.end {
                 return Ok(SourcePoll::More);

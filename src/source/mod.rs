@@ -21,7 +21,7 @@ pub use error::TextError;
 pub use helper::remember_allowed_cores;
 pub use split::{InputFile, InputKind, Skipped, Split, describe_skipped};
 
-use crate::operator::{Collector, Control};
+use crate::operator::{Batch, Collector, Control};
 use crate::record::{NO_TIMESTAMP, Record, Timestamp};
 use std::fmt;
 use std::marker::PhantomData;
@@ -131,8 +131,8 @@ impl<'a, T: Record, C: Collector<T>> SourceOutput<'a, T, C> {
     /// Emits records without timestamps while it is ready; how many. Costs less than one after the other
     /// where they are sent by key.
     #[inline(always)]
-    pub fn emit_batch(&mut self, batch: &[T::Ref<'_>]) -> usize {
-        let taken = self.next.collect_batch(&batch[..batch.len().min(self.budget() as usize)], &[]);
+    pub fn emit_batch<'b>(&mut self, batch: impl Batch<'b, T>) -> usize {
+        let taken = self.next.collect_batch(batch.first(batch.len().min(self.budget() as usize)), &[]);
         self.emitted += taken as u32;
         taken
     }

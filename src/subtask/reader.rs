@@ -5,7 +5,7 @@ use super::watermark::WatermarkValve;
 use super::writer::{TIMESTAMP_BYTES, decode_control};
 use super::{Input, SubtaskContext};
 use crate::operator::keyed::BATCH;
-use crate::operator::{Collector, Control, Wait};
+use crate::operator::{Batch, Collector, Control, Encoded, Views, Wait};
 use crate::record::{NO_TIMESTAMP, Record, Timestamp};
 use arrayvec::ArrayVec;
 use std::marker::PhantomData;
@@ -23,7 +23,7 @@ pub(super) trait Take<T: Record> {
     fn may_wait(&self) -> bool;
     fn offer(&mut self, record: T::Ref<'_>, at: Timestamp) -> Wait;
     fn wants_batches(&self) -> bool;
-    fn take_batch(&mut self, batch: &[T::Ref<'_>], times: &[Timestamp]) -> usize;
+    fn take_batch<'a>(&mut self, batch: impl Batch<'a, T>, times: &[Timestamp]) -> usize;
 }
 
 /// A chain as the head of its own input.
@@ -56,7 +56,7 @@ impl<T: Record, C: Collector<T>> Take<T> for Head<'_, C> {
     }
 
     #[inline(always)]
-    fn take_batch(&mut self, batch: &[T::Ref<'_>], times: &[Timestamp]) -> usize {
+    fn take_batch<'a>(&mut self, batch: impl Batch<'a, T>, times: &[Timestamp]) -> usize {
         self.0.collect_batch(batch, times)
     }
 }
@@ -107,19 +107,9 @@ fn read_fixed<T: Record>(
     let whole = (bytes.len() / size).min(limit as usize);
     let records = bytes[..whole * size].chunks_exact(size);
     let mut taken = 0;
-    if size_of::<T::Scratch>() == 0 && head.wants_batches() {
-        let mut scratch: [T::Scratch; BATCH] = std::array::from_fn(|_| T::Scratch::default());
-        for chunk in bytes[..whole * size].chunks(BATCH * size) {
-            let mut batch: ArrayVec<T::Ref<'_>, BATCH> = ArrayVec::new();
-            for (record, scratch) in chunk.chunks_exact(size).zip(&mut scratch) {
-                batch.push(decode::<T>(record, scratch)?);
-            }
-            let took = head.take_batch(&batch, &[]);
-            taken += took;
-            if took < batch.len() {
-                break;
-            }
-        }
+    if Encoded::<T>::POSSIBLE && head.wants_batches() {
+        let batch = Encoded::new(&bytes[..whole * size]).map_err(|error| corrupt(error.to_string()))?;
+        taken = head.take_batch(batch, &[]);
     } else {
         let mut scratch = T::Scratch::default();
         for record in records {
@@ -213,7 +203,7 @@ fn read_framed<T: Record>(
             }
             if !batch.is_empty() {
                 let took = if head.wants_batches() {
-                    head.take_batch(&batch, &times)
+                    head.take_batch(Views(&batch), &times)
                 } else {
                     one_by_one(head, &batch, &times)
                 };

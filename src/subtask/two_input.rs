@@ -3,7 +3,7 @@
 use super::SubtaskContext;
 use super::reader::{Channels, Stop, Take, read};
 use super::tail::{Pace, Tail};
-use crate::operator::{Collector, Wait};
+use crate::operator::{Batch, Collector, Wait};
 use crate::record::{NO_TIMESTAMP, Record, Timestamp};
 use std::marker::PhantomData;
 use tidegate_shard::input::Next;
@@ -53,12 +53,12 @@ macro_rules! take {
                 false
             }
 
-            fn take_batch(&mut self, batch: &[$type::Ref<'_>], times: &[Timestamp]) -> usize {
-                for (taken, record) in batch.iter().enumerate() {
+            fn take_batch<'a>(&mut self, batch: impl Batch<'a, $type>, times: &[Timestamp]) -> usize {
+                for (taken, record) in batch.records().enumerate() {
                     if !self.0.ready() {
                         return taken;
                     }
-                    self.0.$method(*record, times.get(taken).copied().unwrap_or(NO_TIMESTAMP));
+                    self.0.$method(record, times.get(taken).copied().unwrap_or(NO_TIMESTAMP));
                 }
                 batch.len()
             }

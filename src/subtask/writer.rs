@@ -1,6 +1,6 @@
 //! The end of a chain that writes to an exchange: partitioner, codec, result partition.
 
-use crate::operator::{Collector, Control, OperatorFailure, Step, one_by_one};
+use crate::operator::{Batch, Collector, Control, OperatorFailure, Step, one_by_one};
 use crate::partitioner::Partitioner;
 use crate::record::{Record, Timestamp};
 use std::marker::PhantomData;
@@ -117,7 +117,7 @@ impl<T: Record, P: Partitioner<T>> WriterEnd<T, P> {
 impl<T: Record, P: Partitioner<T>> Collector<T> for WriterEnd<T, P> {
     #[inline(always)]
     fn collect(&mut self, record: T::Ref<'_>, at: Timestamp) {
-        if let (true, Some(len)) = (P::BY_HASH && self.staged_max != 0, T::STRIDE) {
+        if let (true, Some(len)) = (P::BY_HASH && self.staged_max != 0 && self.lanes > 1, T::STRIDE) {
             let (len, count) = (len as usize, self.staged_count);
             self.hashes[count] = self.partitioner.hash(record);
             T::encode(record, &mut self.staged[count * len..][..len]);
@@ -127,7 +127,9 @@ impl<T: Record, P: Partitioner<T>> Collector<T> for WriterEnd<T, P> {
             }
             return;
         }
-        let lane = self.partitioner.lane(record, self.lanes);
+        // Where there is but one lane its hash need not be known.
+        let one = P::BY_HASH && self.lanes == 1;
+        let lane = if one { 0 } else { self.partitioner.lane(record, self.lanes) };
         match T::STRIDE {
             Some(len) if self.fixed && !self.timestamps => {
                 self.partition.put_fixed(lane, len as usize, |out| T::encode(record, out));
@@ -138,25 +140,23 @@ impl<T: Record, P: Partitioner<T>> Collector<T> for WriterEnd<T, P> {
 
     /// Where records of fixed size go by hash, a part at a time: hashes, lanes, then straight into segments.
     #[inline(always)]
-    fn collect_batch(&mut self, batch: &[T::Ref<'_>], times: &[Timestamp]) -> usize {
+    fn collect_batch<'a>(&mut self, batch: impl Batch<'a, T>, times: &[Timestamp]) -> usize {
         let (true, Some(len)) = (P::BY_HASH && self.staged_max != 0, T::STRIDE) else {
             return one_by_one(self, batch, times);
         };
         let mut taken = 0;
-        for part in batch.chunks(self.staged_max) {
-            if !self.ready() {
-                break;
-            }
+        while taken < batch.len() && self.ready() {
             self.unstage();
+            let part = batch.behind(taken).first((batch.len() - taken).min(self.staged_max));
             let (mut hashes, mut lanes) = ([0; STAGED], [0; STAGED]);
             let (hashes, lanes) = (&mut hashes[..part.len()], &mut lanes[..part.len()]);
-            for (hash, record) in hashes.iter_mut().zip(part) {
-                *hash = self.partitioner.hash(*record);
+            if self.lanes > 1 {
+                for (hash, record) in hashes.iter_mut().zip(part.records()) {
+                    *hash = self.partitioner.hash(record);
+                }
+                self.partitioner.lanes_of(hashes, lanes);
             }
-            self.partitioner.lanes_of(hashes, lanes);
-            self.partition.put_all_fixed(lanes, part.iter(), len as usize, |record, out| {
-                T::encode(*record, out);
-            });
+            self.partition.put_all_fixed(lanes, part.records(), len as usize, T::encode);
             taken += part.len();
         }
         taken

@@ -235,7 +235,12 @@ impl<C: Copy + 'static, V: Copy> Page<C, V> {
     /// # Safety
     ///
     /// The page is live, `mask` its own, and `slot` one of its slots, with an entry.
-    pub(super) unsafe fn remove<K: TableKey<Cell = C>>(self, slot: *mut Slot<C, V>, mask: u32, arena: &Arena) {
+    pub(super) unsafe fn remove<K: TableKey<Cell = C>>(
+        self,
+        slot: *mut Slot<C, V>,
+        mask: u32,
+        arena: &Arena,
+    ) {
         let mask_index = mask as usize;
         // SAFETY: all indices are masked; the cells of slots that are not vacant have a hash.
         unsafe {
@@ -281,7 +286,12 @@ impl<C: Copy + 'static, V: Copy> Page<C, V> {
     /// # Safety
     ///
     /// All three pages are live and formatted with `mask`.
-    pub(super) unsafe fn split_into<K: TableKey<Cell = C>>(self, halves: [Self; 2], mask: u32, arena: &Arena) {
+    pub(super) unsafe fn split_into<K: TableKey<Cell = C>>(
+        self,
+        halves: [Self; 2],
+        mask: u32,
+        arena: &Arena,
+    ) {
         // SAFETY: as the caller vouches. A half has room for all.
         unsafe {
             let depth = (*self.head()).depth;
