@@ -1,5 +1,27 @@
-//! What outlives a process.
+//! What outlives a process: bytes with a checksum. No operators, no channels.
+//!
+//! ```text
+//! snapshot ─► log::writer ─► device ─► disk        restore ◄─ log::reader ◄─ checkpoint_store
+//!             appended >= written >= durable
+//! ```
+//!
+//! | module | what it is | may use |
+//! | ------ | ---------- | ------- |
+//! | [`config`], [`error`], [`format`](mod@format), [`handle`] | bounds; what can fail; every byte layout; where a frame lies | nothing |
+//! | [`device`] | operations in, completions out: io_uring, a thread with `pwrite`, a simulated disk | leaves |
+//! | [`log`] | recycled files of checksummed frames, one writer a shard | `device` |
+//! | [`table`] | keyed state of one operator | leaves |
+//!
+//! **Durable** means: all bytes were written in full, then a data sync was submitted, then it succeeded, and the
+//! file's name was made durable before. A failed sync is final for its file. The rules are told, and kept, in
+//! [`log::writer`].
 
+pub mod config;
+pub mod device;
+pub mod error;
+pub mod format;
+pub mod handle;
+pub mod log;
 #[cfg(feature = "sim")]
 pub mod sim;
 pub mod table;
