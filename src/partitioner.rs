@@ -19,6 +19,9 @@ pub trait Partitioner<T: Record>: 'static {
 
     /// The lane of each hash; only where [`BY_HASH`](Self::BY_HASH).
     fn lanes_of(&self, _: &[i32], _: &mut [u16]) {}
+
+    /// The lane of each record, as many as there are places; only where [`BY_HASH`](Self::BY_HASH).
+    fn lanes_of_records<'a>(&self, _: impl Iterator<Item = T::Ref<'a>>, _: &mut [u16]) {}
 }
 
 /// Recipe of a partitioner, one for each subtask.
@@ -77,7 +80,12 @@ where
 
     #[inline(always)]
     fn lanes_of(&self, hashes: &[i32], lanes: &mut [u16]) {
-        self.assigner.subtasks(hashes, lanes);
+        self.assigner.subtasks(hashes.iter(), |hash| *hash, lanes);
+    }
+
+    #[inline(always)]
+    fn lanes_of_records<'a>(&self, records: impl Iterator<Item = T::Ref<'a>>, lanes: &mut [u16]) {
+        self.assigner.subtasks(records, |record| K::java_hash((self.key)(record)), lanes);
     }
 }
 

@@ -19,7 +19,7 @@ use tidegate_shard::task::{Task, TaskFailure};
 use tidegate_storage::table::{Cursor, Table, TableKey};
 
 /// Records whose entries are fetched together.
-pub(crate) const BATCH: usize = 32;
+pub(crate) const BATCH: usize = 64;
 
 /// Entries that are emitted at the end of input in one step.
 const FINISH_STEP: usize = 256;
@@ -179,12 +179,10 @@ where
     /// Takes up to [`BATCH`] records.
     #[inline(always)]
     fn collect_part<'a>(&mut self, batch: impl Batch<'a, T>, times: &[Timestamp]) -> usize {
-        let (mut hashes, mut groups) = ([0; BATCH], [0; BATCH]);
-        for (record, hash) in batch.records().zip(&mut hashes) {
-            *hash = K::java_hash((self.key)(record));
-        }
-        self.state.assigner.groups(&hashes[..batch.len()], &mut groups[..batch.len()]);
-        let groups = &groups;
+        let mut groups = [0; BATCH];
+        let groups = &mut groups[..batch.len()];
+        self.state.assigner.groups(batch.records(), |record| K::java_hash((self.key)(record)), groups);
+        let groups = &*groups;
         if self.state.table.is_small() {
             for (taken, (record, group)) in batch.records().zip(groups).enumerate() {
                 if !self.ready_for_more() {

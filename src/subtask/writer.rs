@@ -138,7 +138,7 @@ impl<T: Record, P: Partitioner<T>> Collector<T> for WriterEnd<T, P> {
         }
     }
 
-    /// Where records of fixed size go by hash, a part at a time: hashes, lanes, then straight into segments.
+    /// Where records of fixed size go by hash, a part at a time: lanes, then straight into segments.
     #[inline(always)]
     fn collect_batch<'a>(&mut self, batch: impl Batch<'a, T>, times: &[Timestamp]) -> usize {
         let (true, Some(len)) = (P::BY_HASH && self.staged_max != 0, T::STRIDE) else {
@@ -148,13 +148,10 @@ impl<T: Record, P: Partitioner<T>> Collector<T> for WriterEnd<T, P> {
         while taken < batch.len() && self.ready() {
             self.unstage();
             let part = batch.behind(taken).first((batch.len() - taken).min(self.staged_max));
-            let (mut hashes, mut lanes) = ([0; STAGED], [0; STAGED]);
-            let (hashes, lanes) = (&mut hashes[..part.len()], &mut lanes[..part.len()]);
+            let mut lanes = [0; STAGED];
+            let lanes = &mut lanes[..part.len()];
             if self.lanes > 1 {
-                for (hash, record) in hashes.iter_mut().zip(part.records()) {
-                    *hash = self.partitioner.hash(record);
-                }
-                self.partitioner.lanes_of(hashes, lanes);
+                self.partitioner.lanes_of_records(part.records(), lanes);
             }
             self.partition.put_all_fixed(lanes, part.records(), len as usize, T::encode);
             taken += part.len();
