@@ -49,7 +49,8 @@ pub(crate) struct KeyedCount {
     #[arg(long)]
     limit: bool,
 
-    /// One run of so many records, without warm-up or check: for counting instructions
+    /// One run of so many records, or with --limit of the hand-written program, without warm-up or check: for
+    /// counting instructions
     #[arg(long, hide = true, value_parser = clap::value_parser!(u64).range(DRAWN_TO_COUNT as u64..=1 << 40))]
     records: Option<u64>,
 
@@ -115,11 +116,16 @@ fn run_engine(config: &Config, records: &[Arc<[(u64, u64)]>], loops: u64) -> Res
 impl KeyedCount {
     /// What `tools/callgrind-count` counts: all that costs instructions by the record is the engine's.
     fn run_once(&self, config: &Config, parallelism: usize, records: u64) -> Result<(), CliError> {
-        let drawn: Vec<Arc<[(u64, u64)]>> = (0..parallelism)
-            .map(|i| Arc::from(keyed::records(DRAWN_TO_COUNT, self.keys, 1 + i as u64)))
-            .collect();
+        let drawn = (0..parallelism).map(|i| keyed::records(DRAWN_TO_COUNT, self.keys, 1 + i as u64));
         let loops = records / DRAWN_TO_COUNT as u64;
-        let (_, digest) = run_engine(config, &drawn, loops)?;
+        let digest = if self.limit {
+            let drawn: Vec<_> = drawn.map(Arc::new).collect();
+            let variant = keyed::Variant { exchange: keyed::Exchange::Scatter, table: keyed::Table::Batched };
+            keyed::run(&drawn, self.keys as usize, loops * DRAWN_TO_COUNT as u64, variant).digest
+        } else {
+            let drawn: Vec<Arc<[(u64, u64)]>> = drawn.map(Arc::from).collect();
+            run_engine(config, &drawn, loops)?.1
+        };
         println!("{} records of each instance, digest {digest:x}", loops * DRAWN_TO_COUNT as u64);
         Ok(())
     }
