@@ -14,6 +14,7 @@
 //! | [`keyed`]    | records in memory, Flink's key groups, exchange, count, one row out a record |
 //! | [`words`]    | word count over text files                                                   |
 //! | [`latency`]  | open-loop source on one core, count on the other; the machine's own gaps     |
+//! | [`log`]      | a recycled file through io_uring: bandwidth, one durable append              |
 //! | [`ping`]     | what waking a thread that sleeps on an eventfd costs                         |
 //!
 //! All of it spins and pins: made to be fast for seconds, not to share a machine.
@@ -21,6 +22,7 @@
 pub mod exchange;
 pub mod keyed;
 pub mod latency;
+pub mod log;
 pub mod machine;
 pub mod ping;
 pub mod table;

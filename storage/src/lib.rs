@@ -10,18 +10,23 @@
 //! | [`config`], [`error`], [`format`](mod@format), [`handle`] | bounds; what can fail; every byte layout; where a frame lies | nothing |
 //! | [`device`] | operations in, completions out: io_uring, a thread with `pwrite`, a simulated disk | leaves |
 //! | [`log`] | recycled files of checksummed frames, one writer a shard | `device` |
+//! | [`job_directory`] | lock, lineage, run number | `device`, names of `log` |
+//! | [`metadata`], [`checkpoint_store`] | what a checkpoint consists of; its commit, retention, recovery | `log` |
 //! | [`table`] | keyed state of one operator | leaves |
 //!
 //! **Durable** means: all bytes were written in full, then a data sync was submitted, then it succeeded, and the
 //! file's name was made durable before. A failed sync is final for its file. The rules are told, and kept, in
 //! [`log::writer`].
 
+pub mod checkpoint_store;
 pub mod config;
 pub mod device;
 pub mod error;
 pub mod format;
 pub mod handle;
+pub mod job_directory;
 pub mod log;
+pub mod metadata;
 #[cfg(feature = "sim")]
 pub mod sim;
 pub mod table;

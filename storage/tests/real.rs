@@ -20,6 +20,7 @@ use tidegate_storage::log::file::{FileKind, Keeper, LogFiles, SharedFiles};
 use tidegate_storage::log::frame::{FrameKind, FrameTag};
 use tidegate_storage::log::index::{FrameIndex, IndexEntry};
 use tidegate_storage::log::reader::LogReader;
+use tidegate_storage::log::reclaim::Needs;
 use tidegate_storage::log::writer::{AppendError, LogSeed, LogWriter, Outcome, Span};
 
 const LINEAGE: u128 = 0x11;
@@ -129,7 +130,12 @@ fn both_devices_keep_what_they_call_durable() {
             drop(log);
             let mut log = Log::open(dir.path(), 2, &config).unwrap();
             let in_use: BTreeSet<_> = kept[84..].iter().map(|k| k.0.incarnation).collect();
-            let freed = log.files.lock().unwrap().reclaim(&in_use, 9).unwrap();
+            let freed = log
+                .files
+                .lock()
+                .unwrap()
+                .reclaim(&Needs { in_use, oldest_pending: 9, published: 0 })
+                .unwrap();
             assert!(!freed.is_empty());
             let from = log.writer.position();
             for n in 0..20 {

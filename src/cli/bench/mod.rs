@@ -7,6 +7,7 @@ mod drivers;
 mod exchange;
 mod keyed_count;
 mod latency;
+mod log;
 mod report;
 mod words;
 
@@ -22,6 +23,8 @@ pub(crate) enum Bench {
     Exchange(exchange::Exchange),
     /// What runs the shards: wake-up latency, turns a second, and what waiting costs.
     Drivers(drivers::Drivers),
+    /// How fast the checkpoint log writes, and how soon one small append is durable.
+    Log(log::Log),
 }
 
 impl Bench {
@@ -32,6 +35,7 @@ impl Bench {
             Bench::Words(bench) => bench.run(),
             Bench::Exchange(bench) => bench.run(),
             Bench::Drivers(bench) => bench.run(),
+            Bench::Log(bench) => bench.run(),
         }
     }
 }

@@ -17,6 +17,9 @@ use super::memory::Block;
 pub enum OpenFile {
     /// Of the operating system.
     Real(Arc<File>),
+    /// Of a simulated disk: its number there.
+    #[cfg(any(test, feature = "sim"))]
+    Simulated(u64),
 }
 
 impl OpenFile {
@@ -24,6 +27,8 @@ impl OpenFile {
     pub(crate) fn real(&self) -> io::Result<&Arc<File>> {
         match self {
             OpenFile::Real(file) => Ok(file),
+            #[cfg(any(test, feature = "sim"))]
+            OpenFile::Simulated(_) => Err(io::Error::other("a simulated file on a real device")),
         }
     }
 }

@@ -15,13 +15,14 @@
 
 #![forbid(unsafe_code)]
 
+use super::reclaim::{Needs, SealedFile, unneeded};
 use crate::config::LogConfig;
 use crate::device::Wake;
 use crate::device::directory::{Directory, OpenFile, UNFINISHED};
 use crate::error::StorageError;
 use crate::format::{FILE_HEAD_BYTES, FILE_MAGIC, LOG_VERSION};
 use crate::handle::Incarnation;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -313,27 +314,20 @@ impl LogFiles {
         known.state = Use::Sealed { last_checkpoint };
     }
 
-    /// Frees the files that nothing needs: not `in_use` by a retained checkpoint or an upload, and without
-    /// frames of a checkpoint that may still complete, the oldest of which is `oldest_pending` (with none
-    /// pending, the next id). Returns their incarnations, which no handle may name from now on.
-    ///
-    /// `in_use` must hold what *pending* checkpoints refer to, too: the files of their bases.
+    /// Frees the files that nothing needs and returns their incarnations, which no handle may name from now on.
     ///
     /// # Errors
     ///
     /// A surplus file could not be removed. It is tried again at the next call.
-    pub fn reclaim(
-        &mut self,
-        in_use: &BTreeSet<Incarnation>,
-        oldest_pending: u64,
-    ) -> Result<Vec<Incarnation>, StorageError> {
+    pub fn reclaim(&mut self, needs: &Needs) -> Result<Vec<Incarnation>, StorageError> {
         let sealed = self.known.values().filter_map(|known| match known.state {
             Use::Sealed { last_checkpoint } => {
-                Some(super::reclaim::SealedFile { incarnation: known.name.incarnation, last_checkpoint })
+                let FileName { kind, incarnation, .. } = known.name;
+                Some(SealedFile { incarnation, kind, last_checkpoint })
             }
             Use::Active => None,
         });
-        let mut freed = super::reclaim::unneeded(sealed, in_use, oldest_pending);
+        let mut freed = unneeded(sealed, needs);
         for (index, incarnation) in freed.iter().enumerate() {
             let known = &self.known[incarnation];
             let name = known.name.to_name();
@@ -554,6 +548,7 @@ impl Drop for KeeperSource {
 mod tests {
     use super::*;
     use crate::device::directory::RealDirectory;
+    use std::collections::BTreeSet;
 
     #[test]
     fn names_are_read_back_and_others_left_alone() {
@@ -586,7 +581,8 @@ mod tests {
             files.sealed(*name, index as u64 + 1);
         }
         let in_use = BTreeSet::from([names[1]]);
-        let freed = files.reclaim(&in_use, 4).unwrap();
+        let needs = Needs { in_use, oldest_pending: 4, published: 0 };
+        let freed = files.reclaim(&needs).unwrap();
         assert_eq!(freed, [names[0], names[2]], "2 is in use, 4 may still complete");
         assert_eq!(files.counts(), FileCounts { active: 0, sealed: 2, spare: 1, created: 4, recycled: 0 });
         assert_eq!(directory.list(LOG_DIRECTORY).unwrap().len(), 3);
@@ -595,7 +591,7 @@ mod tests {
         assert_eq!(files.counts().recycled, 1);
         // Another size is never taken for it.
         files.sealed(recycled.name.incarnation, 0);
-        files.reclaim(&in_use, 4).unwrap();
+        files.reclaim(&needs).unwrap();
         files.begin(FileKind::Commits, 32768).unwrap();
         assert_eq!(files.counts().created, 5);
         // The next run finds all of them.

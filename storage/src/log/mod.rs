@@ -21,4 +21,6 @@ pub mod index;
 pub mod reader;
 pub mod reclaim;
 pub mod recover;
+#[cfg(test)]
+mod tests;
 pub mod writer;

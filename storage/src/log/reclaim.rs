@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+use super::file::FileKind;
 use crate::handle::Incarnation;
 use std::collections::BTreeSet;
 
@@ -15,20 +16,33 @@ use std::collections::BTreeSet;
 pub struct SealedFile {
     /// Which.
     pub incarnation: Incarnation,
+    /// Whose frames are in it.
+    pub kind: FileKind,
     /// The largest checkpoint id of its frames.
     pub last_checkpoint: u64,
 }
 
-/// The files that no retained checkpoint needs and no pending one may need.
-pub fn unneeded(
-    sealed: impl Iterator<Item = SealedFile>,
-    in_use: &BTreeSet<Incarnation>,
-    oldest_pending: u64,
-) -> Vec<Incarnation> {
-    sealed
-        .filter(|file| !in_use.contains(&file.incarnation) && file.last_checkpoint < oldest_pending)
-        .map(|file| file.incarnation)
-        .collect()
+/// What files are needed for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Files of retained checkpoints, of uploads under way, and of the checkpoints that pending ones are based on.
+    pub in_use: BTreeSet<Incarnation>,
+    /// The oldest checkpoint that may still complete; with none pending, the next id. Frames of it and of later
+    /// ones are named by nobody yet.
+    pub oldest_pending: u64,
+    /// Up to this id completed checkpoints are published, and need no commit in the log.
+    pub published: u64,
+}
+
+/// The files that nothing needs.
+pub fn unneeded(sealed: impl Iterator<Item = SealedFile>, needs: &Needs) -> Vec<Incarnation> {
+    let free = |file: &SealedFile| match file.kind {
+        FileKind::Data => {
+            !needs.in_use.contains(&file.incarnation) && file.last_checkpoint < needs.oldest_pending
+        }
+        FileKind::Commits => file.last_checkpoint <= needs.published,
+    };
+    sealed.filter(free).map(|file| file.incarnation).collect()
 }
 
 /// One delta of a subtask's list: a snapshot's frames, or a part of them.

@@ -87,9 +87,10 @@ pub fn scan(directory: &dyn Directory, name: FileName) -> Result<Scan, StorageEr
             return Err(StorageError::corrupt(&path, scan.end, what));
         }
         if let Err(error) = head
-            && number > 0
+            && number > 1
         {
-            // The head was written and synced with the first frame.
+            // The head is written and synced with the first frame, which a crash may tear, and is durable before
+            // there is a second.
             return Err(error);
         }
         // A header of ours that came through says that something was begun; so does a head without a frame.

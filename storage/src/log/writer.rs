@@ -242,7 +242,9 @@ pub struct LogWriter {
     /// The next file was asked for ahead of time and could not be made. It is asked for again when it is needed,
     /// and not before: a full disk is not tried again at every append.
     next_failed: bool,
-    /// Why, until an append has told.
+    /// An append waits for the next file.
+    next_needed: bool,
+    /// Why there is none for it, until it has told.
     next_error: Option<StorageError>,
     slots: Vec<Slot>,
     position: u64,
@@ -278,6 +280,7 @@ impl LogWriter {
             files: VecDeque::with_capacity(OPEN_FILES_MAX),
             next: None,
             next_failed: false,
+            next_needed: false,
             next_error: None,
             slots: Vec::new(),
             position: 0,
@@ -493,13 +496,15 @@ impl LogWriter {
             None => {
                 if let Some(error) = self.next_error.take() {
                     // Told once; whoever appends next wants it tried again.
-                    self.next_failed = false;
+                    self.next_needed = false;
                     return Err(error.into());
                 }
                 self.source.request();
+                self.next_needed = true;
                 self.source.take().ok_or(AppendError::NoFile)??
             }
         };
+        self.next_needed = false;
         self.next_failed = false;
         let slot = match self.device.attach(&fresh.file) {
             Ok(slot) => slot,
@@ -864,14 +869,10 @@ impl LogWriter {
                 self.device.submit(Operation { id, request });
             }
         }
-        let mut durable = self.durable;
-        for file in &self.files {
-            let failed = file.state == FileState::Failed;
-            durable = durable.max(file.base + if failed { file.staged } else { file.synced });
-            if !failed && file.synced < file.staged {
-                break;
-            }
-        }
+        // Files are let go in any order, so what is not in the list is settled.
+        let open = |file: &&WriterFile| file.state != FileState::Failed && file.synced < file.staged;
+        let durable = self.files.iter().find(open).map_or(self.position, |file| file.base + file.synced);
+        assert!(durable >= self.durable, "durable {durable} after {}", self.durable);
         self.durable = durable;
         let mut index = 0;
         while index < self.files.len() {
@@ -894,8 +895,9 @@ impl LogWriter {
             match self.source.take() {
                 Some(Ok(fresh)) => self.next = Some(fresh),
                 Some(Err(error)) => {
+                    // Asked for ahead of time it may fail unheard: it is asked for again when it is needed.
                     self.next_failed = true;
-                    self.next_error = Some(error);
+                    self.next_error = self.next_needed.then_some(error);
                 }
                 None => {}
             }
