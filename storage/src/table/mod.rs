@@ -28,16 +28,12 @@
 //! list of its group: found one by one, but found.
 //!
 //! **Batches.** Of a large table each lookup misses the cache. The caller hashes a
-//! batch of records, calls [`Table::prefetch_directory`] and then
-//! [`Table::prefetch_slot`] for each, and only then [`Table::entry_at`]. What is
-//! passed on is a [`Hint`], good until a page is given back, and then ignored: a
-//! split in between is harmless. While [`Table::is_small`], plain
-//! [`Table::entry`] is quicker.
+//! batch of records, calls [`Table::prefetch`] for each, and only then
+//! [`Table::entry_hashed`]. While [`Table::is_small`], plain [`Table::entry`] is
+//! quicker.
 //!
-//! **Why not** open addressing, which touches no head and no directory? A probe
-//! sequence ends after a number of steps that the branch predictor cannot know,
-//! and growth moves a whole group or table at once. See `page` for how a lookup
-//! gets by with one compare.
+//! **Why not** one open-addressed array? It would spare the directory, which stays in
+//! the cache, and it would move a whole group or table at once when it grows.
 //!
 //! **Cost** of `*entry += 1`, uniform `u64` keys, 128 groups, on two shared cores of
 //! an EPYC 7003 while both were busy with other work (`cargo bench --bench table`,
@@ -77,8 +73,8 @@ use std::ops::Range;
 use std::ptr::NonNull;
 
 /// A table of at most this many bytes of pages is expected to stay in the core's
-/// own cache: half of an L2 of 512 KiB.
-const SMALL_BYTES: usize = 256 << 10;
+/// own cache: an L2 of 512 KiB.
+const SMALL_BYTES: usize = 512 << 10;
 
 /// Keyed state: a value for each key, divided by key group.
 ///
@@ -92,6 +88,8 @@ pub struct Table<K: TableKey, V: Copy + 'static> {
     /// indices left over stay without a page.
     group_mask: u32,
     small: bool,
+    /// Whether there is less than a key to two groups, so that nearly every key is in its home slot.
+    sparse: bool,
     first_group: u32,
     group_count: u32,
     len: usize,
@@ -135,6 +133,7 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
             groups: start,
             group_mask: places as u32 - 1,
             small: true,
+            sparse: true,
             first_group: groups.start,
             group_count: groups.len() as u32,
             len: 0,
@@ -163,7 +162,7 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
         self.len == 0
     }
 
-    /// Whether the table fits in half of a core's cache: prefetching does not pay then.
+    /// Whether the table fits in a core's cache: prefetching does not pay then.
     #[inline(always)]
     pub fn is_small(&self) -> bool {
         self.small
@@ -273,6 +272,7 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
             self.remove_overflow(index as u32, slot);
         }
         self.len -= 1;
+        self.sparse = self.len * 2 <= self.group_count as usize;
         self.shrink(index);
         Some(value)
     }
@@ -345,7 +345,7 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
         }
         let (page, mask) = self.page(self.index(group), hash);
         // SAFETY: the page comes from the directory of its group, with the mask of that group.
-        unsafe { page.find::<K>(hash, mask, key, &self.keys) }
+        unsafe { page.find::<K>(hash, mask, key, &self.keys, self.sparse) }
     }
 
     /// Looks where `find` does not: in the overflow list.
@@ -382,6 +382,7 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
         let value = default();
         let cell = K::store(key, &mut self.keys);
         self.len += 1;
+        self.sparse = self.len * 2 <= self.group_count as usize;
         self.insert(self.index(group), hash, Slot { cell, value: std::mem::MaybeUninit::new(value) })
     }
 }

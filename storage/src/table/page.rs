@@ -98,6 +98,14 @@ impl<C, V> Copy for Page<C, V> {}
 impl<C: Copy + 'static, V: Copy> Page<C, V> {
     const SLOT: usize = size_of::<Slot<C, V>>();
 
+    /// Slots in a cache line; a power of two.
+    const LINE: usize = match 64 / Self::SLOT {
+        0 | 1 => 1,
+        2 | 3 => 2,
+        4..8 => 4,
+        _ => 8,
+    };
+
     /// Slots of a page of a group that has several pages.
     pub(super) const CAPACITY_MAX: usize = {
         assert!(align_of::<Slot<C, V>>() <= 64, "keys and values are aligned to 64 bytes at most");
@@ -179,7 +187,8 @@ impl<C: Copy + 'static, V: Copy> Page<C, V> {
         }
     }
 
-    /// The slot of a key, which is not the one that looks vacant.
+    /// The slot of a key, which is not the one that looks vacant. In a `sparse` page it is expected in its home
+    /// slot.
     ///
     /// # Safety
     ///
@@ -191,8 +200,20 @@ impl<C: Copy + 'static, V: Copy> Page<C, V> {
         mask: u32,
         key: K::Ref<'_>,
         arena: &Arena,
+        sparse: bool,
     ) -> Option<*mut Slot<C, V>> {
         let home = home(hash, mask);
+        if !sparse {
+            // All slots of the line without a branch: which of them has the key nobody could predict.
+            // SAFETY: a page has a multiple of `LINE` slots, so `home ^ at` is one of them.
+            unsafe {
+                let matches = |at: usize| K::matches(&(*self.slot(home ^ at)).cell, key, arena);
+                let at = (1..Self::LINE).fold(0, |found, at| found | (at * usize::from(matches(at))));
+                if matches(at) {
+                    return Some(self.slot(home ^ at));
+                }
+            }
+        }
         let mut step = 0;
         loop {
             // SAFETY: a page is never full, so a vacant slot is found before `step` exceeds `mask`, and until then
