@@ -3,6 +3,8 @@
 mod batch;
 pub mod boxed;
 pub mod chain;
+pub mod combine;
+mod combiner;
 pub mod connect;
 pub mod keyed;
 mod output;
