@@ -3,17 +3,30 @@
 use crate::api::{Environment, Stream};
 use crate::config::Config;
 use crate::operator::chain::Chain;
-use crate::operator::words::words;
+use crate::operator::words::Words;
 use crate::source::SourceContext;
-use crate::source::text::TextPlan;
+use crate::source::text::{TextOptions, TextPlan};
 use tidegate_shard::topology;
+
+/// Bytes of text in one record: some hundred words, for which less than a segment goes out.
+const BLOCK_BYTES: usize = 2048;
+
+/// How text is read of which only the words count.
+pub(super) fn text_options(config: &Config) -> TextOptions {
+    TextOptions {
+        strict: config.strict_utf8(),
+        line_bytes_max: config.max_record_size() as usize,
+        block_bytes: BLOCK_BYTES.min(config.segment_size() as usize / 16),
+        ..TextOptions::default()
+    }
+}
 
 /// The words of a text.
 pub(super) fn text_words(env: &Environment, text: &TextPlan) -> Stream<String, impl Chain<String>> {
     let source = text.clone();
-    let mut scratch = String::new();
+    let mut words = Words::default();
     env.source("text", move |cx: &SourceContext| Ok(source.source(cx)))
-        .flat_map::<String, _>(move |line, out| words(line, &mut scratch, |word| out.emit(word)))
+        .flat_map::<String, _>(move |text, out| words.find(text, |batch| out.emit_all(batch)))
         .name("words")
 }
 

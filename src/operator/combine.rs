@@ -16,7 +16,8 @@
 //! barrier is to pass behind [`Combine::flush`] in the same way, and then there is nothing to snapshot.
 
 use super::chain::Chain;
-use super::combiner::{Combiner, Held};
+use super::combiner::{Combiner, Held, Place};
+use super::keyed::BATCH;
 use super::{Collector, Control, OperatorFailure, Step};
 use crate::record::{KeySelector, NO_TIMESTAMP, Record, Timestamp};
 use crate::source::SourceError;
@@ -98,6 +99,23 @@ where
         K::with_table((key)(record), scratch, |key| {
             held.update(key, |value| add(record, value), |key, value| out.emit(key, *value));
         });
+    }
+
+    #[inline]
+    fn collect_all(&mut self, records: &[T::Ref<'_>], _: Timestamp) {
+        let Combine { key, add, held, out, scratch, .. } = self;
+        for records in records.chunks(BATCH) {
+            let mut places = [Place::default(); BATCH];
+            for (record, place) in records.iter().zip(&mut places) {
+                *place = K::with_table((key)(*record), scratch, |key| held.approach(key));
+            }
+            for (record, place) in records.iter().zip(places) {
+                K::with_table((key)(*record), scratch, |key| {
+                    let out = |held: Held<'_, K::Table>, value: &A| out.emit(held, *value);
+                    held.update_at(place, key, |value| add(*record, value), out);
+                });
+            }
+        }
     }
 
     #[inline(always)]

@@ -41,6 +41,10 @@ struct Slot<C, V> {
 #[repr(align(64))]
 struct Set<C, V>([Slot<C, V>; 2]);
 
+/// Where a key is to be found.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Place(usize);
+
 /// The key of an entry that is handed out.
 pub struct Held<'a, K: TableKey> {
     cell: &'a K::Cell,
@@ -84,11 +88,31 @@ impl<K: TableKey, V: Copy + Default> Combiner<K, V> {
         }
     }
 
+    /// Where [`update_at`](Self::update_at) looks for `key`, having asked for it to be brought into the cache.
+    #[inline(always)]
+    pub fn approach(&self, key: K::Ref<'_>) -> Place {
+        let set = K::hash(key) as usize & (self.sets.len() - 1);
+        prefetch(&self.sets[set]);
+        Place(set)
+    }
+
     /// Changes the partial value of `key`, the default if none is held, by `add`. Hands what has to give way to
     /// `out`: one entry at most, unless long keys take too many bytes.
     #[inline(always)]
     pub fn update(&mut self, key: K::Ref<'_>, add: impl FnOnce(&mut V), out: impl FnMut(Held<'_, K>, &V)) {
         let set = K::hash(key) as usize & (self.sets.len() - 1);
+        self.update_at(Place(set), key, add, out);
+    }
+
+    /// [`update`](Self::update) of a key whose place is known.
+    #[inline(always)]
+    pub fn update_at(
+        &mut self,
+        Place(set): Place,
+        key: K::Ref<'_>,
+        add: impl FnOnce(&mut V),
+        out: impl FnMut(Held<'_, K>, &V),
+    ) {
         let first = &mut self.sets[set].0[0];
         if !K::is_vacant(key) && K::matches(&first.cell, key, &self.keys) {
             add(&mut first.value);
@@ -174,6 +198,19 @@ impl<K: TableKey, V: Copy + Default> Combiner<K, V> {
             }
         }
     }
+}
+
+/// Asks for the cache line at the beginning of `value`.
+#[inline(always)]
+fn prefetch<T>(value: &T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 processor has SSE, and a prefetch changes nothing that a program can see.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = value;
 }
 
 #[cfg(test)]

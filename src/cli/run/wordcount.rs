@@ -9,7 +9,7 @@ use super::progress::{Interrupt, wait};
 use crate::api::Environment;
 use crate::cli::CliError;
 use crate::cli::common::{JobOptions, print, set_parallelism};
-use crate::cli::words::{counts_at_end, parallelism, row, text_words};
+use crate::cli::words::{counts_at_end, parallelism, row, text_options, text_words};
 use crate::config::Origin;
 use crate::record::Timestamp;
 use crate::sink::Sink;
@@ -103,12 +103,7 @@ impl Wordcount {
             // One object and nothing else on standard output: whoever wants the rows as well names a file.
             self.output = Some("/dev/null".into());
         }
-        let options = TextOptions {
-            strict: config.strict_utf8(),
-            all: self.all,
-            line_bytes_max: config.max_record_size() as usize,
-            ..TextOptions::default()
-        };
+        let options = TextOptions { all: self.all, ..text_options(&config) };
         let text = TextFiles::plan(&self.input, options)?;
         if !text.skipped().is_empty() && !self.job.json {
             eprintln!("tidegate: not read: {}; --all reads everything", describe_skipped(text.skipped()));
