@@ -33,17 +33,19 @@ const COMPACTION_STEP: usize = 64;
 struct Slot<C, V> {
     cell: C,
     value: V,
-    taken: bool,
 }
 
-/// Where a key can be. Words with a count make it one cache line, and none across two.
+/// Where a key can be: in one cache line, if key and value are small.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Set<C, V>([Slot<C, V>; 2]);
 
-/// Where a key is to be found.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Place(usize);
+/// Where a key is to be found, and what it is compared by if it is short.
+#[derive(Debug, Clone, Copy)]
+pub struct Place<C> {
+    set: usize,
+    cell: Option<C>,
+}
 
 /// The key of an entry that is handed out.
 pub struct Held<'a, K: TableKey> {
@@ -76,7 +78,7 @@ pub struct Combiner<K: TableKey, V: Copy + Default> {
 impl<K: TableKey, V: Copy + Default> Combiner<K, V> {
     /// An empty one of so many slots, rounded up to a power of two, two at least. Takes its memory at once.
     pub fn new(slots: usize) -> Self {
-        let vacant = Slot { cell: K::VACANT, value: V::default(), taken: false };
+        let vacant = Slot { cell: K::VACANT, value: V::default() };
         let sets = slots.next_power_of_two().max(2) / 2;
         Combiner {
             sets: vec![Set([vacant; 2]); sets].into_boxed_slice(),
@@ -88,48 +90,55 @@ impl<K: TableKey, V: Copy + Default> Combiner<K, V> {
         }
     }
 
-    /// Where [`update_at`](Self::update_at) looks for `key`, having asked for it to be brought into the cache.
+    /// Where [`update_at`](Self::update_at) looks for `key`.
     #[inline(always)]
-    pub fn approach(&self, key: K::Ref<'_>) -> Place {
-        let set = K::hash(key) as usize & (self.sets.len() - 1);
-        prefetch(&self.sets[set]);
-        Place(set)
+    pub fn place(&self, key: K::Ref<'_>) -> Place<K::Cell> {
+        let cell = K::short(key);
+        let hash = match &cell {
+            Some(cell) => K::hash_cell(cell, &self.keys),
+            None => K::hash(key),
+        };
+        Place { set: hash as usize & (self.sets.len() - 1), cell }
+    }
+
+    /// Asks for a place to be brought into the cache.
+    #[inline(always)]
+    pub fn prefetch(&self, place: &Place<K::Cell>) {
+        prefetch(&self.sets[place.set]);
     }
 
     /// Changes the partial value of `key`, the default if none is held, by `add`. Hands what has to give way to
     /// `out`: one entry at most, unless long keys take too many bytes.
     #[inline(always)]
     pub fn update(&mut self, key: K::Ref<'_>, add: impl FnOnce(&mut V), out: impl FnMut(Held<'_, K>, &V)) {
-        let set = K::hash(key) as usize & (self.sets.len() - 1);
-        self.update_at(Place(set), key, add, out);
+        self.update_at(self.place(key), key, add, out);
     }
 
     /// [`update`](Self::update) of a key whose place is known.
     #[inline(always)]
     pub fn update_at(
         &mut self,
-        Place(set): Place,
+        place: Place<K::Cell>,
         key: K::Ref<'_>,
         add: impl FnOnce(&mut V),
         out: impl FnMut(Held<'_, K>, &V),
     ) {
-        let first = &mut self.sets[set].0[0];
-        if !K::is_vacant(key) && K::matches(&first.cell, key, &self.keys) {
+        let first = &mut self.sets[place.set].0[0];
+        if !K::is_vacant(key) && holds::<K>(&first.cell, &place, key, &self.keys) {
             add(&mut first.value);
         } else {
-            self.update_further(set, key, add, out);
+            self.update_further(place, key, add, out);
         }
     }
 
     #[inline(never)]
     fn update_further(
         &mut self,
-        set: usize,
+        place: Place<K::Cell>,
         key: K::Ref<'_>,
         add: impl FnOnce(&mut V),
         mut out: impl FnMut(Held<'_, K>, &V),
     ) {
-        // Before anything is changed, since it is the user's and may panic.
         if K::is_vacant(key) {
             // No slot could tell this one key from none.
             let mut value = V::default();
@@ -137,22 +146,23 @@ impl<K: TableKey, V: Copy + Default> Combiner<K, V> {
             let cell = K::store(key, &mut self.keys);
             return out(Held { cell: &cell, keys: &self.keys }, &value);
         }
-        let slots = &mut self.sets[set].0;
-        if K::matches(&slots[1].cell, key, &self.keys) {
+        let slots = &mut self.sets[place.set].0;
+        if holds::<K>(&slots[1].cell, &place, key, &self.keys) {
             add(&mut slots[1].value);
             slots.swap(0, 1);
             return;
         }
+        // Before anything is changed, since it is the user's and may panic.
         let mut value = V::default();
         add(&mut value);
-        let way = usize::from(slots[0].taken);
-        self.hand_out(2 * set + way, &mut out);
+        let way = usize::from(!K::is_vacant_cell(&slots[0].cell));
+        self.hand_out(2 * place.set + way, &mut out);
         while self.keys.live_bytes() > KEY_BYTES_MAX {
             self.hand = (self.hand + 1) % (2 * self.sets.len());
             self.hand_out(self.hand, &mut out);
         }
         let cell = K::store(key, &mut self.keys);
-        self.sets[set].0[way] = Slot { cell, value, taken: true };
+        self.sets[place.set].0[way] = Slot { cell, value };
         self.len += 1;
     }
 
@@ -175,8 +185,9 @@ impl<K: TableKey, V: Copy + Default> Combiner<K, V> {
 
     /// Empties a slot; whether there was something in it.
     fn hand_out(&mut self, slot: usize, out: &mut impl FnMut(Held<'_, K>, &V)) -> bool {
-        let vacant = Slot { cell: K::VACANT, value: V::default(), taken: false };
-        let Slot { cell, value, taken } = std::mem::replace(&mut self.sets[slot / 2].0[slot % 2], vacant);
+        let vacant = Slot { cell: K::VACANT, value: V::default() };
+        let Slot { cell, value } = std::mem::replace(&mut self.sets[slot / 2].0[slot % 2], vacant);
+        let taken = !K::is_vacant_cell(&cell);
         if taken {
             self.len -= 1;
             out(Held { cell: &cell, keys: &self.keys }, &value);
@@ -193,10 +204,19 @@ impl<K: TableKey, V: Copy + Default> Combiner<K, V> {
         for _ in 0..COMPACTION_STEP {
             self.compaction = (self.compaction + 1) % (2 * self.sets.len());
             let slot = &mut self.sets[self.compaction / 2].0[self.compaction % 2];
-            if slot.taken {
+            if !K::is_vacant_cell(&slot.cell) {
                 K::relocate(&mut slot.cell, &mut self.keys);
             }
         }
+    }
+}
+
+/// Whether a cell holds the key of this place; never of a vacant one, as the key is not.
+#[inline(always)]
+fn holds<K: TableKey>(cell: &K::Cell, place: &Place<K::Cell>, key: K::Ref<'_>, keys: &Arena) -> bool {
+    match &place.cell {
+        Some(short) => cell == short,
+        None => K::matches(cell, key, keys),
     }
 }
 

@@ -64,20 +64,22 @@ impl Words {
                     batch.clear();
                 }
             };
-            // One bit where a run begins, and one behind each run's last byte.
-            let mut edges = mask ^ (mask << 1 | inside);
-            if inside == 1 && edges != 0 {
-                run(begun, base + edges.trailing_zeros() as usize);
-                edges &= edges - 1;
+            // One bit where a run begins, and one behind each run's last byte. One place where runs are taken, so
+            // that it is compiled into the loop.
+            let before = mask << 1 | inside;
+            let (mut begins, mut ends) = (mask & !before, before & !mask);
+            let mut begin = || {
+                let at = base + begins.trailing_zeros() as usize;
+                begins &= begins.wrapping_sub(1);
+                at
+            };
+            if inside == 0 {
+                begun = begin();
             }
-            while edges != 0 {
-                begun = base + edges.trailing_zeros() as usize;
-                edges &= edges - 1;
-                if edges == 0 {
-                    break;
-                }
-                run(begun, base + edges.trailing_zeros() as usize);
-                edges &= edges - 1;
+            while ends != 0 {
+                run(begun, base + ends.trailing_zeros() as usize);
+                ends &= ends - 1;
+                begun = begin();
             }
             inside = mask >> 63;
             // What was seen in this block matters in the next one if a run goes on.
