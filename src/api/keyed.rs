@@ -82,6 +82,20 @@ where
         self.with_state("count", count, EachKey(at_end))
     }
 
+    /// Adds up the records of each key, from `A::default()` on, and emits each key once with the result, when
+    /// the input has ended.
+    ///
+    /// `add` may take records or, behind [`Stream::combine`], partial values.
+    pub fn aggregate_at_end<A, F>(self, mut add: F) -> Stream<(K, A), impl Chain<(K, A)>>
+    where
+        A: Copy + Default + for<'a> Record<Ref<'a> = A>,
+        F: for<'a> FnMut(T::Ref<'a>, &mut A) + Clone + Send + Sync + 'static,
+    {
+        let each = move |record: T::Ref<'_>, value: &mut A, _: &mut Output<'_, (K, A)>| add(record, value);
+        let at_end = |key: K::Ref<'_>, value: &A, out: &mut Output<'_, (K, A)>| out.emit((key, *value));
+        self.with_state("aggregate", each, EachKey(at_end))
+    }
+
     /// Combines the records of each key by `f`, from the first one on, and emits the result for each record.
     pub fn reduce<F>(self, mut f: F) -> Stream<T, impl Chain<T>>
     where

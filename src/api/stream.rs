@@ -6,6 +6,7 @@ use super::keyed::KeyedStream;
 use crate::graph::logical::{Edge, Exchange, Factory, VertexId};
 use crate::operator::boxed::BoxedChain;
 use crate::operator::chain::{Chain, FilterChain, FlatMapChain, MapChain, SideChain, Tee};
+use crate::operator::combine::CombineChain;
 use crate::operator::wait::WaitChain;
 use crate::operator::{Collector, Output, Wait};
 use crate::partitioner::{Custom, Forward, MakeByKey, MakePartitioner, MakeRebalance, MakeShuffle};
@@ -200,6 +201,47 @@ impl<T: Record, P: Chain<T>> Stream<T, P> {
         this.env.add_operator(this.vertex, "process", "process");
         let chain = WaitChain { f, operator: this.last_operator(), types: PhantomData };
         Stream::new(this.env, this.vertex, chain, this.timestamps)
+    }
+
+    /// Adds up records of one key before they are sent, from `A::default()` on, and emits the key with a partial
+    /// value for many of them: see [`operator::combine`](crate::operator::combine) for what it is good for.
+    ///
+    /// To be followed by a [`key_by`](Self::key_by) with the same key and an aggregation to which partial values
+    /// are as good as records. Each record is in exactly one partial value. These have no timestamp, and come
+    /// before any watermark that came after their records.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tidegate::api::Environment;
+    /// use tidegate::sink::collect::{Collect, Collected};
+    ///
+    /// let counts: Collected<(String, u64)> = Arc::default();
+    /// let all = counts.clone();
+    /// let env = Environment::new();
+    /// env.from_vec("words", ["to", "be", "or", "not", "to", "be"].map(str::to_string).to_vec())
+    ///     .combine::<String, u64, _, _>(|word| word, |_, count| *count += 1)
+    ///     .key_by::<String, _>(|(word, _)| word)
+    ///     .aggregate_at_end::<u64, _>(|(_, part), count| *count += part)
+    ///     .sink("counts", move |_| Ok(Collect::new(all.clone())));
+    /// env.execute("words")?;
+    /// assert!(counts.lock().unwrap().contains(&("be".to_string(), 2)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn combine<K, A, KF, F>(
+        self,
+        key: KF,
+        add: F,
+    ) -> Stream<(K, A), CombineChain<Link<P, T>, T, K, A, KF, F>>
+    where
+        K: StateKey,
+        A: Copy + Default + for<'a> Record<Ref<'a> = A>,
+        KF: for<'a> KeySelector<'a, T, K> + Clone + Send + Sync + 'static,
+        F: for<'a> FnMut(T::Ref<'a>, &mut A) + Clone + Send + Sync + 'static,
+    {
+        let this = self.operator("combine", "combine");
+        let operator = this.last_operator();
+        let chain = CombineChain { operator, previous: this.chain, key, add, types: PhantomData };
+        Stream::new(this.env, this.vertex, chain, false)
     }
 
     /// Divides the stream by key: records of one key go to one subtask, the same that Flink would choose.

@@ -1,29 +1,33 @@
 //! The word count that `run wordcount` runs and `bench words` measures.
 
-use crate::api::{Environment, KeyedStream, Stream};
+use crate::api::{Environment, Stream};
 use crate::config::Config;
 use crate::operator::chain::Chain;
-use crate::operator::words::words;
-use crate::record::KeySelector;
+use crate::operator::words::Words;
 use crate::source::SourceContext;
-use crate::source::text::TextPlan;
-use std::io::Write;
+use crate::source::text::{TextOptions, TextPlan};
 use tidegate_shard::topology;
 
-/// The words of a text, divided by word.
-pub(super) fn by_word(
-    env: &Environment,
-    text: &TextPlan,
-    parallelism: u32,
-) -> KeyedStream<String, String, impl for<'a> KeySelector<'a, String, String> + Clone + Send + Sync + 'static>
-{
+/// Bytes of text in one record: some hundred words, for which less than a segment goes out.
+const BLOCK_BYTES: usize = 2048;
+
+/// How text is read of which only the words count.
+pub(super) fn text_options(config: &Config) -> TextOptions {
+    TextOptions {
+        strict: config.strict_utf8(),
+        line_bytes_max: config.max_record_size() as usize,
+        block_bytes: BLOCK_BYTES.min(config.segment_size() as usize / 16),
+        ..TextOptions::default()
+    }
+}
+
+/// The words of a text.
+pub(super) fn text_words(env: &Environment, text: &TextPlan) -> Stream<String, impl Chain<String>> {
     let source = text.clone();
-    let mut scratch = String::new();
+    let mut words = Words::default();
     env.source("text", move |cx: &SourceContext| Ok(source.source(cx)))
-        .flat_map::<String, _>(move |line, out| words(line, &mut scratch, |word| out.emit(word)))
+        .flat_map::<String, _>(move |text, out| words.find(text, |batch| out.emit_all(batch)))
         .name("words")
-        .key_by::<String, _>(|word: &str| word)
-        .parallelism(parallelism)
 }
 
 /// Each word of a text with its count, once all is read.
@@ -32,14 +36,20 @@ pub(super) fn counts_at_end(
     text: &TextPlan,
     parallelism: u32,
 ) -> Stream<(String, u64), impl Chain<(String, u64)>> {
-    by_word(env, text, parallelism).count_at_end()
+    text_words(env, text)
+        .combine::<String, u64, _, _>(|word| word, |_, count| *count += 1)
+        .key_by::<String, _>(|(word, _)| word)
+        .parallelism(parallelism)
+        .aggregate_at_end::<u64, _>(|(_, part), count| *count += part)
+        .name("count")
 }
 
 /// `word<TAB>count`.
 pub(super) fn row((word, count): (&str, u64), row: &mut Vec<u8>) {
     row.extend_from_slice(word.as_bytes());
-    // Writing to a vector cannot fail.
-    let _ = writeln!(row, "\t{count}");
+    row.push(b'\t');
+    row.extend_from_slice(itoa::Buffer::new().format(count).as_bytes());
+    row.push(b'\n');
 }
 
 /// The parallelism of text and count: where nobody says, one instance a shard, as for every job.

@@ -166,7 +166,8 @@ impl Entry<'_> {
 /// The words of thread `me` with the counts of all, sorted.
 fn entries_of<'a>(works: &'a [Words<'_>], me: usize) -> Vec<Entry<'a>> {
     let threads = works.len();
-    let mut short = ShortWords::new(SHORT_SLOTS);
+    let used: usize = works.iter().map(|work| work.short.used).sum();
+    let mut short = ShortWords::new((2 * used / threads).next_power_of_two().max(SHORT_SLOTS));
     let mut long: HashMap<&[u8], u64, FixedState> = HashMap::default();
     for work in works {
         let own = |slot: &&Slot| slot.count > 0 && target(hash(slot.word), threads) == me;

@@ -19,6 +19,10 @@ impl<T: Record> Collector<T> for Next<T> {
         self.0.collect(record, at);
     }
 
+    fn collect_all(&mut self, records: &[T::Ref<'_>], at: Timestamp) {
+        self.0.collect_all(records, at);
+    }
+
     fn may_wait(&self) -> bool {
         self.0.may_wait()
     }

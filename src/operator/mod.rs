@@ -3,6 +3,8 @@
 mod batch;
 pub mod boxed;
 pub mod chain;
+pub mod combine;
+mod combiner;
 pub mod connect;
 pub mod keyed;
 mod output;
@@ -49,6 +51,16 @@ pub enum Step {
 pub trait Collector<T: Record> {
     /// Takes one record.
     fn collect(&mut self, record: T::Ref<'_>, at: Timestamp);
+
+    /// Takes all of these records, which belong to one record that came in: a function has emitted them together.
+    ///
+    /// An operator that looks keys up can have their entries brought into the cache first.
+    #[inline]
+    fn collect_all(&mut self, records: &[T::Ref<'_>], at: Timestamp) {
+        for record in records {
+            self.collect(*record, at);
+        }
+    }
 
     /// Takes records until the batch ends or the chain is no longer ready; returns how many it took.
     ///

@@ -45,6 +45,13 @@ impl<'a, U: Record> Output<'a, U> {
         self.next.collect(record, self.at);
     }
 
+    /// Emits records with the timestamp of the record in work, one after the other. Some dozens at once cost less
+    /// than each on its own where the next operator looks their keys up.
+    #[inline(always)]
+    pub fn emit_all(&mut self, records: &[U::Ref<'_>]) {
+        self.next.collect_all(records, self.at);
+    }
+
     /// Emits a record with a timestamp of its own, in milliseconds since the epoch.
     #[inline(always)]
     pub fn emit_at(&mut self, record: U::Ref<'_>, at: Timestamp) {

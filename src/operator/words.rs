@@ -2,87 +2,117 @@
 //!
 //! What counts is [`char::is_alphanumeric`]; the case is that of [`str::to_lowercase`] on the word. Most text is
 //! ASCII, and there 64 bytes at a time become one bit mask of letters and digits, in which words
-//! are found by counting zeros: the cost is by word, not by byte. A line with anything else in it is read
-//! character by character, with a table for the characters below 65,536.
+//! are found by counting zeros: the cost is by word, not by byte. Bytes above 127 count as part of a word at
+//! first: a run with such bytes in it is read again, character by character, with a table for the
+//! characters below 65,536. The runs beside it are words as they are.
 
+use arrayvec::ArrayVec;
 use std::sync::LazyLock;
+
+/// Words that are emitted at once, at most.
+pub const BATCH: usize = 32;
 
 /// Bytes classified at a time.
 const BLOCK: usize = 64;
 
-/// What a line is filled up with, to whole blocks and at least by one byte.
+/// What a text is filled up with, to whole blocks and at least by one byte.
 const FILLER: &str = match str::from_utf8(&[0; BLOCK]) {
     Ok(filler) => filler,
     Err(_) => unreachable!(),
 };
 
-/// Calls `emit` with every word of `line`, in order and in lower case. `scratch` is memory to work in, to be
-/// reused; what it holds before and after does not matter.
-///
-/// Allocates only while `scratch` grows, and for words with a capital sigma, whose lower case depends on where
-/// in the word it is.
-#[inline]
-pub fn words(line: &str, scratch: &mut String, mut emit: impl FnMut(&str)) {
-    scratch.clear();
-    if line.is_ascii() {
-        scratch.push_str(line);
-        scratch.make_ascii_lowercase();
-        // Whole blocks, and the last word ended by something that is not part of it.
-        scratch.push_str(&FILLER[line.len() % BLOCK..]);
-        ascii_words(scratch, emit);
-    } else {
-        unicode_words(line, scratch, &mut emit);
-    }
+/// Finds words. Holds the memory that it works in, so one is to be kept for many texts.
+#[derive(Debug, Clone, Default)]
+pub struct Words {
+    lowered: String,
+    word: String,
 }
 
-/// Words of ASCII text in lower case, a number of whole blocks that does not end in a word.
-#[inline(always)]
-fn ascii_words(text: &str, mut emit: impl FnMut(&str)) {
-    let mut begun = 0;
-    let mut inside = 0u64;
-    for (i, block) in text.as_bytes().as_chunks::<BLOCK>().0.iter().enumerate() {
-        let base = i * BLOCK;
-        let mask = alphanumeric_mask(block);
-        // One bit where a word begins, and one behind each word's last byte.
-        let mut edges = mask ^ (mask << 1 | inside);
-        if inside == 1 && edges != 0 {
-            emit(&text[begun..base + edges.trailing_zeros() as usize]);
-            edges &= edges - 1;
-        }
-        while edges != 0 {
-            begun = base + edges.trailing_zeros() as usize;
-            edges &= edges - 1;
-            if edges == 0 {
-                break;
+impl Words {
+    /// Calls `emit` with the words of `text`, in order and in lower case, one to [`BATCH`] at a time.
+    ///
+    /// Allocates only while its memory grows, and for words with a capital sigma, whose lower case depends on
+    /// where in the word it is.
+    #[inline]
+    pub fn find(&mut self, text: &str, mut emit: impl FnMut(&[&str])) {
+        let Words { lowered, word } = self;
+        lowered.clear();
+        lowered.push_str(text);
+        lowered.make_ascii_lowercase();
+        // Whole blocks, and the last run ended by something that is not part of it.
+        lowered.push_str(&FILLER[text.len() % BLOCK..]);
+        let lowered = &lowered[..];
+        let mut batch: ArrayVec<&str, BATCH> = ArrayVec::new();
+        let (mut begun, mut inside, mut suspect) = (0, 0u64, false);
+        for (i, block) in lowered.as_bytes().as_chunks::<BLOCK>().0.iter().enumerate() {
+            let base = i * BLOCK;
+            let (mask, high) = classify(block);
+            suspect |= high != 0;
+            let mut run = |begun: usize, end: usize| {
+                let run = &lowered[begun..end];
+                if suspect && !run.is_ascii() {
+                    // The words before it first.
+                    if !batch.is_empty() {
+                        emit(&batch);
+                        batch.clear();
+                    }
+                    return unicode_words(&text[begun..end], word, &mut |word| emit(&[word]));
+                }
+                batch.push(run);
+                if batch.is_full() {
+                    emit(&batch);
+                    batch.clear();
+                }
+            };
+            // One bit where a run begins, and one behind each run's last byte. One place where runs are taken, so
+            // that it is compiled into the loop.
+            let before = mask << 1 | inside;
+            let (mut begins, mut ends) = (mask & !before, before & !mask);
+            let mut begin = || {
+                let at = base + begins.trailing_zeros() as usize;
+                begins &= begins.wrapping_sub(1);
+                at
+            };
+            if inside == 0 {
+                begun = begin();
             }
-            emit(&text[begun..base + edges.trailing_zeros() as usize]);
-            edges &= edges - 1;
+            while ends != 0 {
+                run(begun, base + ends.trailing_zeros() as usize);
+                ends &= ends - 1;
+                begun = begin();
+            }
+            inside = mask >> 63;
+            // What was seen in this block matters in the next one if a run goes on.
+            suspect &= inside == 1;
         }
-        inside = mask >> 63;
+        if !batch.is_empty() {
+            emit(&batch);
+        }
     }
 }
 
-/// Bit `i` says whether byte `i` is a lower-case letter or a digit.
+/// Bit `i` of the first says whether byte `i` is a lower-case letter, a digit or above 127, of the second whether
+/// it is above 127.
 #[inline(always)]
-fn alphanumeric_mask(block: &[u8; BLOCK]) -> u64 {
+fn classify(block: &[u8; BLOCK]) -> (u64, u64) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every x86-64 processor has SSE2.
-    return unsafe { sse2_mask(block) };
+    return unsafe { sse2_classify(block) };
     #[cfg(not(target_arch = "x86_64"))]
-    portable_mask(block)
+    portable_classify(block)
 }
 
-/// As [`alphanumeric_mask`], for any ASCII, 16 bytes at a time.
+/// As [`classify`], 16 bytes at a time.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sse2")]
 #[inline]
-fn sse2_mask(block: &[u8; BLOCK]) -> u64 {
+fn sse2_classify(block: &[u8; BLOCK]) -> (u64, u64) {
     use std::arch::x86_64::*;
-    let mut mask = 0;
+    let (mut mask, mut high) = (0, 0);
     for (i, part) in block.as_chunks::<16>().0.iter().enumerate() {
         let part = u128::from_le_bytes(*part);
         let bytes = _mm_set_epi64x((part >> 64) as i64, part as i64);
-        // The comparison is of signed bytes, which ASCII is.
+        // The comparison is of signed bytes, so what is above 127 is below all others.
         let letter = _mm_and_si128(
             _mm_cmpgt_epi8(bytes, _mm_set1_epi8(b'a' as i8 - 1)),
             _mm_cmplt_epi8(bytes, _mm_set1_epi8(b'z' as i8 + 1)),
@@ -92,21 +122,26 @@ fn sse2_mask(block: &[u8; BLOCK]) -> u64 {
             _mm_cmplt_epi8(bytes, _mm_set1_epi8(b'9' as i8 + 1)),
         );
         mask |= u64::from(_mm_movemask_epi8(_mm_or_si128(letter, digit)) as u16) << (16 * i);
+        high |= u64::from(_mm_movemask_epi8(bytes) as u16) << (16 * i);
     }
-    mask
+    (mask | high, high)
 }
 
-/// As [`alphanumeric_mask`], in arithmetic that every machine has.
+/// As [`classify`], in arithmetic that every machine has.
 #[cfg(any(test, not(target_arch = "x86_64")))]
 #[inline(always)]
-fn portable_mask(block: &[u8; BLOCK]) -> u64 {
-    let bits = block.map(|b| u8::from(b.is_ascii_lowercase() || b.is_ascii_digit()));
-    let mut mask = 0;
-    for (i, eight) in bits.as_chunks::<8>().0.iter().enumerate() {
-        // The product gathers the lowest bit of each byte in the highest byte, the first lowest.
-        mask |= (u64::from_le_bytes(*eight).wrapping_mul(0x0102_0408_1020_4080) >> 56) << (8 * i);
-    }
-    mask
+fn portable_classify(block: &[u8; BLOCK]) -> (u64, u64) {
+    let gather = |bits: [u8; BLOCK]| {
+        let mut mask = 0;
+        for (i, eight) in bits.as_chunks::<8>().0.iter().enumerate() {
+            // The product gathers the lowest bit of each byte in the highest byte, the first lowest.
+            mask |= (u64::from_le_bytes(*eight).wrapping_mul(0x0102_0408_1020_4080) >> 56) << (8 * i);
+        }
+        mask
+    };
+    let word = gather(block.map(|b| u8::from(b.is_ascii_lowercase() || b.is_ascii_digit())));
+    let high = gather(block.map(|b| b >> 7));
+    (word | high, high)
 }
 
 /// Words of any text.
@@ -201,9 +236,12 @@ mod tests {
     }
 
     fn collected(line: &str) -> Vec<String> {
-        let mut scratch = String::from("left over");
+        let mut words = Words { lowered: "left over".into(), word: "left over".into() };
         let mut found = Vec::new();
-        words(line, &mut scratch, |word| found.push(word.to_string()));
+        words.find(line, |batch| {
+            assert!((1..=BATCH).contains(&batch.len()));
+            found.extend(batch.iter().map(|word| word.to_string()));
+        });
         found
     }
 
@@ -216,8 +254,9 @@ mod tests {
             ascii in "[aB3 .\0\x7f]{0,200}",
             some in "[aZ0 ’éÉΣσßİǅ𝄞𐐀٣_\u{301}]{0,40}",
             any in "\\PC{0,40}",
+            mixed in "([a-zA-Z0-9 \n]{0,70}|[É’Σ世𝄞]{0,30}){0,6}",
         ) {
-            for line in [&ascii, &some, &any] {
+            for line in [&ascii, &some, &any, &mixed] {
                 prop_assert_eq!(collected(line), plainly(line), "{:?}", line);
             }
         }
@@ -235,17 +274,17 @@ mod tests {
         }
     }
 
-    /// Goal: every character has the class that the library says, and both masks are the same.
+    /// Goal: every character has the class that the library says, and both ways to classify are the same.
     #[test]
     fn tables_agree_with_the_library() {
         for c in ('\0'..=char::MAX).filter(|c| c.is_alphanumeric() || !c.to_lowercase().eq([*c])) {
             let line = format!("-{c}é");
             assert_eq!(collected(&line), plainly(&line), "{c:?}");
         }
-        let ascii: Vec<u8> = (0..128).collect();
-        for start in 0..=128 - BLOCK {
-            let block = ascii[start..].first_chunk().unwrap();
-            assert_eq!(alphanumeric_mask(block), portable_mask(block), "from {start}");
+        let bytes: Vec<u8> = (0..=255).collect();
+        for start in 0..=256 - BLOCK {
+            let block = bytes[start..].first_chunk().unwrap();
+            assert_eq!(classify(block), portable_classify(block), "from {start}");
         }
     }
 }

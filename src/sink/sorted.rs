@@ -8,7 +8,7 @@ use super::{Sink, row::Format};
 use crate::record::{Record, Timestamp};
 use crate::source::SourceError;
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::binary_heap::{BinaryHeap, PeekMut};
 use std::io::{self, BufWriter, Write};
 use std::marker::PhantomData;
 use std::mem;
@@ -116,17 +116,19 @@ impl Rows {
 
 /// Calls `take` with the rows of all runs in order.
 pub(super) fn merge(runs: &[Rows], mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
-    let mut next: Vec<_> = runs.iter().map(|run| run.rows.iter()).collect();
-    let mut heads = BinaryHeap::with_capacity(runs.len());
-    let mut refill = |heads: &mut BinaryHeap<_>, run: usize| {
-        heads.extend(next[run].next().map(|row| Reverse((runs[run].row(row), run))));
-    };
-    for run in 0..runs.len() {
-        refill(&mut heads, run);
-    }
-    while let Some(Reverse((row, run))) = heads.pop() {
+    let mut behind: Vec<_> = runs.iter().map(|run| run.rows.iter()).collect();
+    // By prefix first, as for sorting.
+    let mut next = |run: usize| behind[run].next().map(|row| Reverse((row.prefix, runs[run].row(row), run)));
+    let mut heads: BinaryHeap<_> = (0..runs.len()).filter_map(&mut next).collect();
+    while let Some(mut least) = heads.peek_mut() {
+        let Reverse((_, row, run)) = *least;
         take(row)?;
-        refill(&mut heads, run);
+        match next(run) {
+            Some(head) => *least = head,
+            None => {
+                PeekMut::pop(least);
+            }
+        }
     }
     Ok(())
 }

@@ -17,6 +17,9 @@
 //! *begin* in it, so its reader begins one byte early, drops everything up to the first `\n`, and
 //! goes on after `stop` to the end of the last line.
 //!
+//! Where the lines do not matter, only that none is cut, they go out in blocks: as many whole lines together as
+//! have no more bytes than asked for, with the line ends between them. Lines that are not UTF-8 go out one by one.
+//!
 //! UTF-8 is checked for all whole lines of a chunk in one go, since a check per line costs as much as
 //! finding it; only a chunk that fails is checked line by line.
 
@@ -59,12 +62,15 @@ pub(super) struct LineBuffer {
     skipping: bool,
     /// Whether the last line of the range lies whole in the buffer.
     complete: bool,
+    /// Lines that are out, if strict; else of no meaning, as nobody asks.
     lines: u64,
     invalid_lines: u64,
     lossy: String,
     strict: bool,
     line_bytes_max: usize,
     chunk_bytes: usize,
+    /// Bytes of lines that go out together; 0 for one by one.
+    block_bytes: usize,
 }
 
 impl LineBuffer {
@@ -86,7 +92,13 @@ impl LineBuffer {
             strict,
             line_bytes_max,
             chunk_bytes,
+            block_bytes: 0,
         }
+    }
+
+    /// The same, handing out lines in blocks of at most so many bytes; 0 for one by one.
+    pub(super) fn in_blocks(self, block_bytes: usize) -> LineBuffer {
+        LineBuffer { block_bytes: block_bytes.min(self.line_bytes_max), ..self }
     }
 
     /// Begins the range `start..stop` and returns the offset from which to read.
@@ -173,7 +185,8 @@ impl LineBuffer {
                 return Ok(Drained::Full);
             }
             let rest = &self.buf[self.pos..self.ready];
-            let (mut line, next) = match memchr::memchr(b'\n', rest) {
+            let block = if self.valid { last_line_end(rest, self.block_bytes) } else { None };
+            let (mut line, next) = match block.or_else(|| memchr::memchr(b'\n', rest)) {
                 Some(at) => (&rest[..at], at + 1),
                 None => (rest, rest.len()),
             };
@@ -209,7 +222,9 @@ impl LineBuffer {
                     }
                 }
             }
-            self.lines += 1;
+            if self.strict {
+                self.lines += 1 + memchr::memchr_iter(b'\n', line).count() as u64;
+            }
             self.pos += next;
         }
         Ok(if self.complete { Drained::Complete } else { Drained::Empty })
@@ -241,5 +256,14 @@ impl LineBuffer {
 
     fn check(&mut self) {
         self.valid = simdutf8::basic::from_utf8(&self.buf[self.pos..self.ready]).is_ok();
+    }
+}
+
+/// The last line end in the first `block_bytes` of a text and the byte behind them.
+#[inline]
+fn last_line_end(text: &[u8], block_bytes: usize) -> Option<usize> {
+    match block_bytes {
+        0 => None,
+        _ => memchr::memrchr(b'\n', &text[..text.len().min(block_bytes + 1)]),
     }
 }

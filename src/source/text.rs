@@ -10,7 +10,7 @@
 //!   gzip, pipe, stdin ──────┴ reader thread ───┘
 //! ```
 //!
-//! A line is emitted as a `&str` that points into the buffer: no copy but the kernel's, no allocation.
+//! A line, or a block of whole lines, is emitted as a `&str` that points into the buffer: no copy but the kernel's, no allocation.
 //! Bytes that are not UTF-8 become U+FFFD and the line is counted, or fail the job if
 //! [`TextOptions::strict`] is set.
 
@@ -46,6 +46,10 @@ pub struct TextOptions {
     pub all: bool,
     /// A longer line fails the job; the greatest size of a record.
     pub line_bytes_max: usize,
+    /// A record is not a line but a block: as many whole lines as together have no more than so many bytes, with
+    /// the line ends between them, or one line that is longer. Lines are what text is about, but where
+    /// only their words count, a record by the line is too little work for what a record costs. 0 for lines.
+    pub block_bytes: usize,
     /// Bytes read at a time: fits in a core's second-level cache.
     pub chunk_bytes: usize,
     /// Files are not cut into smaller splits than this.
@@ -58,6 +62,7 @@ impl Default for TextOptions {
             strict: false,
             all: false,
             line_bytes_max: 64 << 20,
+            block_bytes: 0,
             chunk_bytes: 256 << 10,
             split_bytes_min: 1 << 20,
         }
@@ -166,7 +171,8 @@ impl TextPlan {
         let mut splits = self.splits(context.subtask, context.parallelism);
         splits.reverse();
         TextSource {
-            lines: LineBuffer::new(options.chunk_bytes, options.line_bytes_max, options.strict),
+            lines: LineBuffer::new(options.chunk_bytes, options.line_bytes_max, options.strict)
+                .in_blocks(options.block_bytes),
             plan: self.shared.clone(),
             waker: context.waker.clone(),
             counters,
@@ -519,6 +525,19 @@ mod tests {
         (0..parallelism).map(|i| run(&mut plan.source(&context(i, parallelism)), budget)).collect()
     }
 
+    /// The lines that came in blocks; panics if a block of several lines has more bytes than asked for.
+    fn lines_of(blocks: Vec<String>, block_bytes: usize) -> Vec<String> {
+        let mut lines = Vec::new();
+        for block in blocks {
+            assert!(block.len() <= block_bytes || !block.contains('\n'), "{block:?} of {block_bytes} bytes");
+            let ended: Vec<&str> = block.split('\n').collect();
+            let (last, before) = ended.split_last().expect("a split has one piece at least");
+            lines.extend(before.iter().map(|line| line.strip_suffix('\r').unwrap_or(line).to_string()));
+            lines.push(last.to_string());
+        }
+        lines
+    }
+
     fn failure(path: &Path, options: TextOptions) -> String {
         let plan = TextFiles::plan([path], options).unwrap();
         lines(&plan, 1, 100).unwrap_err().to_string()
@@ -537,6 +556,7 @@ mod tests {
             split_bytes in 1u64..30,
             parallelism in 1u32..5,
             budget in 1u32..4,
+            block_bytes in 0usize..12,
         ) {
             let expected: Vec<&str> = text.lines().collect();
             let dir = directory(&[("plain", text.as_bytes()), ("packed.GZ", &gzip(text.as_bytes()))]);
@@ -550,9 +570,16 @@ mod tests {
             let mut sorted = expected.clone();
             got.sort();
             sorted.sort();
-            prop_assert_eq!(got, sorted);
+            prop_assert_eq!(&got, &sorted);
             prop_assert_eq!(plan.bytes_read(), text.len() as u64);
             prop_assert_eq!(plan.invalid_lines(), 0);
+
+            let blocks = TextOptions { block_bytes, ..options.clone() };
+            let plan = TextFiles::plan([dir.path().join("plain")], blocks).unwrap();
+            let got = lines(&plan, parallelism, budget).unwrap();
+            let mut got: Vec<String> = got.into_iter().flat_map(|got| lines_of(got, block_bytes)).collect();
+            got.sort();
+            prop_assert_eq!(got, sorted);
 
             let packed = TextFiles::plan([dir.path().join("packed.GZ")], options).unwrap();
             prop_assert_eq!(lines(&packed, parallelism, budget).unwrap().concat(), expected);
@@ -566,6 +593,7 @@ mod tests {
             bytes in proptest::collection::vec(proptest::sample::select(&b"a\n\xc3\xa9\xf0\xff"[..]), 0..50),
             chunk_bytes in 1usize..20,
             split_bytes in 1u64..30,
+            block_bytes in 0usize..12,
         ) {
             let raw: Vec<&[u8]> = bytes.split(|b| *b == b'\n').collect();
             let raw = match raw.split_last() {
@@ -580,10 +608,16 @@ mod tests {
             let invalid = raw.iter().filter(|line| std::str::from_utf8(line).is_err()).count();
             prop_assert_eq!(plan.invalid_lines(), invalid as u64);
 
-            let strict = TextOptions { strict: true, ..small(chunk_bytes, split_bytes) };
+            let blocks = TextOptions { block_bytes, ..small(chunk_bytes, split_bytes) };
+            let plan = TextFiles::plan([dir.path()], blocks.clone()).unwrap();
+            let got = lines(&plan, 1, 3).unwrap().concat();
+            prop_assert_eq!(&lines_of(got, block_bytes), &expected);
+            prop_assert_eq!(plan.invalid_lines(), invalid as u64);
+
+            let strict = TextOptions { strict: true, ..blocks };
             let plan = TextFiles::plan([dir.path()], strict).unwrap();
             match (std::str::from_utf8(&bytes), lines(&plan, 1, 3)) {
-                (Ok(_), got) => prop_assert_eq!(&got.unwrap()[0], &expected),
+                (Ok(_), got) => prop_assert_eq!(&lines_of(got.unwrap().concat(), block_bytes), &expected),
                 (Err(at), got) => {
                     let at = at.valid_up_to();
                     let line = 1 + bytes[..at].iter().filter(|b| **b == b'\n').count();

@@ -253,7 +253,13 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let _ = Self::run(Command::new("umount").arg(&self.0));
+        // A helper thread may still be closing its files.
+        for _ in 0..50 {
+            if Self::run(Command::new("umount").arg(&self.0)).is_ok() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
         if let Some(device) = &self.1 {
             let _ = Self::run(Command::new("losetup").args(["-d", device]));
         }
@@ -309,9 +315,11 @@ fn a_disk_that_loses_acknowledged_bytes_is_found_out() {
     let dir = tempfile::tempdir().unwrap();
     let mounts = Mounted::tmpfs(dir.path().join("small"), 24).and_then(|small| {
         let image = small.0.join("image");
-        Ok((Mounted::ext4(dir.path().join("disk"), &image, 200 << 20)?, small))
+        let disk = Mounted::ext4(dir.path().join("disk"), &image, 200 << 20)?;
+        Ok((small, disk))
     });
-    let (disk, _small) = match mounts {
+    // Dropped in reverse: the disk before the memory that its image lies in.
+    let (_small, disk) = match mounts {
         Ok(mounts) => mounts,
         Err(why) => return eprintln!("skipped: {why}"),
     };

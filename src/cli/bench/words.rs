@@ -7,12 +7,12 @@ use super::report::{Machine, Spread};
 use crate::api::Environment;
 use crate::cli::CliError;
 use crate::cli::common::{JobOptions, set_parallelism};
-use crate::cli::words::{counts_at_end, parallelism, row};
+use crate::cli::words::{counts_at_end, parallelism, row, text_options};
 use crate::config::Config;
 use crate::limit::words::{self, Way};
 use crate::sink::sorted::SortedRows;
 use crate::source::InputKind;
-use crate::source::text::{TextFiles, TextOptions, TextPlan};
+use crate::source::text::{TextFiles, TextPlan};
 use crate::subtask::SubtaskInfo;
 use clap::Args;
 use serde::Serialize;
@@ -81,9 +81,7 @@ impl Words {
         let mut config = self.job.load()?;
         set_parallelism(&mut config, self.parallelism.as_deref())?;
         let parallelism = parallelism(&config)?;
-        let options =
-            TextOptions { line_bytes_max: config.max_record_size() as usize, ..TextOptions::default() };
-        let text = TextFiles::plan(&self.input, options)?;
+        let text = TextFiles::plan(&self.input, text_options(&config))?;
         if let Some(file) = text.files().iter().find(|file| file.kind != InputKind::Plain) {
             let path = file.path.display();
             return Err(

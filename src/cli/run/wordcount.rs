@@ -1,17 +1,16 @@
 //! `run wordcount`: how often each word occurs in files.
 //!
 //! ```text
-//!   text files -> words ==by word==> count -> rows, sorted when the job is over    (--emit final)
-//!                                    count ==all to one==> rows as they come       (--emit updates)
+//!   text files -> words -> combine ==by word==> count -> rows, sorted when the job is over   (--emit final)
+//!                 words ============by word==> count ==all to one==> rows as they come       (--emit updates)
 //! ```
 
 use super::progress::{Interrupt, wait};
 use crate::api::Environment;
 use crate::cli::CliError;
 use crate::cli::common::{JobOptions, print, set_parallelism};
-use crate::cli::words::{by_word, counts_at_end, parallelism, row};
+use crate::cli::words::{counts_at_end, parallelism, row, text_options, text_words};
 use crate::config::Origin;
-use crate::graph::logical::VertexId;
 use crate::record::Timestamp;
 use crate::sink::Sink;
 use crate::sink::file::FileOutput;
@@ -104,12 +103,7 @@ impl Wordcount {
             // One object and nothing else on standard output: whoever wants the rows as well names a file.
             self.output = Some("/dev/null".into());
         }
-        let options = TextOptions {
-            strict: config.strict_utf8(),
-            all: self.all,
-            line_bytes_max: config.max_record_size() as usize,
-            ..TextOptions::default()
-        };
+        let options = TextOptions { all: self.all, ..text_options(&config) };
         let text = TextFiles::plan(&self.input, options)?;
         if !text.skipped().is_empty() && !self.job.json {
             eprintln!("tidegate: not read: {}; --all reads everything", describe_skipped(text.skipped()));
@@ -125,8 +119,6 @@ impl Wordcount {
         } else {
             tracing::info!("the job's layout:\n{layout}");
         }
-        // By index: without chaining there are more vertices than in the picture.
-        let counting = job.plan().vertices[rows.counting.0 as usize].name.clone();
         let shown = !self.job.json && io::stderr().is_terminal();
         let summary = match wait(job, &text, &interrupt, shown) {
             Err(_) if rows.tally.stdout_closed.load(Ordering::Relaxed) => return Err(StdoutClosed.into()),
@@ -140,9 +132,8 @@ impl Wordcount {
             // A file is part of the work; a terminal or a reader is as slow as it likes.
             seconds += begun.elapsed().as_secs_f64();
         }
-        let counted = summary.subtasks.iter().filter(|subtask| subtask.vertex == counting);
         let figures = Figures {
-            words: counted.map(|subtask| subtask.records_in).sum(),
+            words: rows.tally.words.load(Ordering::Relaxed),
             distinct: rows.tally.distinct.load(Ordering::Relaxed),
             bytes: text.bytes_read(),
             seconds,
@@ -157,20 +148,19 @@ impl Wordcount {
     fn build(&self, env: &Environment, text: &TextPlan) -> Result<Rows, CliError> {
         let parallelism = parallelism(env.config())?;
         let (tally, sorted) = (Arc::<Tally>::default(), SortedRows::default());
-        let mut rows =
-            Rows { counting: VertexId(0), tally: tally.clone(), sorted: sorted.clone(), file: None };
+        let mut rows = Rows { tally: tally.clone(), sorted: sorted.clone(), file: None };
         match self.emit {
             Emit::Final => {
                 let counts = counts_at_end(env, text, parallelism);
-                rows.counting = counts.vertex();
                 rows.file = self.output.as_ref().map(|path| FileOutput::plan(path, 1)).transpose()?;
                 counts.sink("rows", move |_: &SubtaskInfo| {
                     Ok(Tallying::every_row(sorted.sink::<(String, u64), _>(row), &tally))
                 });
             }
             Emit::Updates => {
-                let counts = by_word(env, text, parallelism).count();
-                rows.counting = counts.vertex();
+                // Without a local combine: a row is for a word that was read.
+                let words = text_words(env, text).key_by::<String, _>(|word| word);
+                let counts = words.parallelism(parallelism).count();
                 // All rows to one sink: several writers would need a file each.
                 let counts = counts.global().parallelism(1);
                 match &self.output {
@@ -215,8 +205,6 @@ impl Wordcount {
 
 /// What the sinks leave behind.
 struct Rows {
-    /// The vertex whose input are the words.
-    counting: VertexId,
     tally: Arc<Tally>,
     /// Of `--emit final`; else empty, since the sink has written the rows.
     sorted: SortedRows,
@@ -236,24 +224,26 @@ impl Rows {
 /// What the sinks of all subtasks have seen.
 #[derive(Default)]
 struct Tally {
-    /// Words; written when a sink finishes.
+    /// Words, and how many different ones; written when a sink finishes.
+    words: AtomicU64,
     distinct: AtomicU64,
     /// Whether whoever read standard output has gone: a failure of the job names its cause in words only.
     stdout_closed: AtomicBool,
 }
 
-/// A sink that also counts distinct words.
+/// A sink that also counts words.
 struct Tallying<S> {
     sink: S,
     /// Whether a word has several rows, the first of which has count 1.
     updates: bool,
+    words: u64,
     distinct: u64,
     tally: Arc<Tally>,
 }
 
 impl<S> Tallying<S> {
     fn every_row(sink: S, tally: &Arc<Tally>) -> Self {
-        Tallying { sink, updates: false, distinct: 0, tally: tally.clone() }
+        Tallying { sink, updates: false, words: 0, distinct: 0, tally: tally.clone() }
     }
 
     fn first_rows(sink: S, tally: &Arc<Tally>) -> Self {
@@ -275,6 +265,7 @@ impl<S: Sink<Item = (String, u64)>> Sink for Tallying<S> {
 
     #[inline]
     fn write(&mut self, record: (&str, u64), at: Timestamp) -> Result<(), SourceError> {
+        self.words += if self.updates { 1 } else { record.1 };
         self.distinct += u64::from(!self.updates || record.1 == 1);
         let result = self.sink.write(record, at);
         self.noting(result)
@@ -286,6 +277,7 @@ impl<S: Sink<Item = (String, u64)>> Sink for Tallying<S> {
     }
 
     fn finish(&mut self) -> Result<(), SourceError> {
+        self.tally.words.fetch_add(self.words, Ordering::Relaxed);
         self.tally.distinct.fetch_add(self.distinct, Ordering::Relaxed);
         let result = self.sink.finish();
         self.noting(result)

@@ -33,8 +33,8 @@ pub trait TableKey: 'static {
     /// The key as it is looked up and as it is given back.
     type Ref<'a>: Copy;
 
-    /// What a slot keeps of it.
-    type Cell: Copy + 'static;
+    /// What a slot keeps of it. Cells of short keys are equal if and only if the keys are.
+    type Cell: Copy + PartialEq + 'static;
 
     /// The cell of a slot without an entry.
     const VACANT: Self::Cell;
@@ -53,6 +53,9 @@ pub trait TableKey: 'static {
 
     /// Whether `cell` holds `key`. Of a vacant cell: false, unless `is_vacant(key)`.
     fn matches(cell: &Self::Cell, key: Self::Ref<'_>, arena: &Arena) -> bool;
+
+    /// The cell for `key` if that needs no arena: the whole key is in it.
+    fn short(key: Self::Ref<'_>) -> Option<Self::Cell>;
 
     /// The cell for `key`; long keys are copied to the arena.
     fn store(key: Self::Ref<'_>, arena: &mut Arena) -> Self::Cell;
@@ -101,6 +104,11 @@ macro_rules! fixed_key {
             #[inline(always)]
             fn matches(cell: &u64, key: $type, _: &Arena) -> bool {
                 *cell == $to(key)
+            }
+
+            #[inline(always)]
+            fn short(key: $type) -> Option<u64> {
+                Some($to(key))
             }
 
             #[inline(always)]
@@ -180,6 +188,12 @@ impl TableKey for Fixed<[u8; 16]> {
     fn matches(cell: &[u64; 2], key: [u8; 16], _: &Arena) -> bool {
         let (low, high) = halves(&key);
         (cell[0] ^ low) | (cell[1] ^ high) == 0
+    }
+
+    #[inline(always)]
+    fn short(key: [u8; 16]) -> Option<[u64; 2]> {
+        let (low, high) = halves(&key);
+        Some([low, high])
     }
 
     #[inline(always)]
@@ -334,13 +348,14 @@ impl TableKey for Bytes {
         }
     }
 
+    #[inline(always)]
+    fn short(key: &[u8]) -> Option<BytesCell> {
+        (key.len() <= INLINE_MAX).then(|| BytesCell(BytesCell::inline(key).to_le_bytes()))
+    }
+
     #[inline]
     fn store(key: &[u8], arena: &mut Arena) -> BytesCell {
-        if key.len() <= INLINE_MAX {
-            BytesCell(BytesCell::inline(key).to_le_bytes())
-        } else {
-            BytesCell::long(BytesCell::long_digest(key), arena.append(key))
-        }
+        Self::short(key).unwrap_or_else(|| BytesCell::long(BytesCell::long_digest(key), arena.append(key)))
     }
 
     #[inline]
@@ -378,6 +393,7 @@ mod tests {
         assert!(K::matches(&cell, key, &arena), "{key:?}");
         assert!(K::is_vacant(key) || !K::matches(&K::VACANT, key, &arena), "{key:?}");
         assert_eq!(K::hash_cell(&cell, &arena), K::hash(key), "{key:?}");
+        assert!(K::short(key).is_none_or(|short| short == cell), "{key:?}");
     }
 
     #[test]

@@ -32,6 +32,10 @@ impl<const MASK: u64> TableKey for Masked<MASK> {
         *cell == key
     }
 
+    fn short(key: u64) -> Option<u64> {
+        Some(key)
+    }
+
     fn store(key: u64, _: &mut Arena) -> u64 {
         key
     }
