@@ -6,9 +6,9 @@
 //! [`BlobHandle`]. It knows no operator, no time and no file.
 //!
 //! ```text
-//! key group ─► group ─► directory ─► page: head ─► slot
-//!              32 B     8 B a page         64 B    cell, value
-//!              mask     by hash bits 37..  seed by bits 32..36, slot by bits 0..31
+//! key group ─► group ─► directory ─────────► page ─► slot, and those behind it
+//!              32 B     8 B a page           4 KiB   cell, value
+//!              mask     by hash bits 32 up           by hash bits 0 to 7
 //! ```
 //!
 //! | module     | what it is                                                     |
@@ -16,13 +16,13 @@
 //! | [`key`]    | keys: their hash, and what a slot keeps of them                |
 //! | [`arena`]  | bytes of long keys and of values without a fixed size          |
 //! | `pool`     | memory for pages: chunks of 2 MiB, huge pages asked for        |
-//! | `page`     | slots of which a key can be in one only                        |
+//! | `page`     | up to 256 slots, searched line by line                         |
 //! | `group`    | the pages of one key group: first page, growth, split          |
 //! | [`cursor`] | going through all entries, a bounded step at a time            |
 //!
 //! **Growth.** Extendible hashing (Fagin et al., 1979): a page that can seat no
-//! further key is split in two, in about a microsecond, and nothing else moves.
-//! A group has no page before its first key, and its first page takes 256 bytes
+//! further key is split in two, in a few microseconds, and nothing else moves.
+//! A group has no page before its first key, and its first page takes 192 bytes
 //! and doubles up to full size, so that 32,768 groups of few keys stay cheap.
 //! Where hashes are so bad that no split would help, a key goes to the overflow
 //! list of its group: found one by one, but found.
@@ -35,21 +35,7 @@
 //! **Why not** one open-addressed array? It would spare the directory, which stays in
 //! the cache, and it would move a whole group or table at once when it grows.
 //!
-//! **Cost** of `*entry += 1`, uniform `u64` keys, 128 groups, on two shared cores of
-//! an EPYC 7003 while both were busy with other work (`cargo bench --bench table`,
-//! processor time; ratios hold over runs to some 15 %, times do not):
-//!
-//! | keys | this table | hashbrown and foldhash | linear probing, sized, prefetched |
-//! | ---- | ---------- | ---------------------- | --------------------------------- |
-//! | 16   | 5.6 ns     | 4.7 ns                 | 4.7 ns                            |
-//! | 10^3 | 6.2 ns     | 4.7 ns                 | 5.5 ns                            |
-//! | 10^4 | 8.9 ns     | 8.0 ns                 | 7.4 ns                            |
-//! | 10^5 | 16.9 ns    | 37.9 ns                | 14.1 ns                           |
-//! | 10^6 | 32.5 ns    | 63.9 ns                | 25.6 ns                           |
-//!
-//! In the cache that is 36 instructions with the loop, of which 9 find the group's
-//! page. Putting in a key of 10^6 costs some 250 ns, splits and fresh memory included,
-//! where a growing hashbrown takes 90.
+//! `cargo bench --bench table` measures it beside hashbrown and a sized linear table.
 
 pub mod arena;
 pub mod cursor;
