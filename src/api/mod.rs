@@ -23,7 +23,8 @@
 //! A stream carries its chain of operators as a type, so a chain compiles into one loop. The chain ends,
 //! and the records go over an exchange, at `key_by`, `rebalance` and the other partitioners, `union`,
 //! `connect`, `tee`, a second output and `disable_chaining`; all operators of a chain have one parallelism,
-//! which [`parallelism`](Stream::parallelism) sets.
+//! which [`parallelism`](Stream::parallelism) sets. [`combine`](Stream::combine) before `key_by` adds up what
+//! need not cross the exchange record by record.
 //!
 //! What is declared in type brackets: `key_by::<K, _>` names the key's type, `flat_map::<U, _>` and
 //! `process::<S, U, _, _>` what is emitted and the state, since closures over borrowed records cannot say.

@@ -30,7 +30,8 @@ use tidegate_shard::output::ResultPartition;
 use tidegate_shard::task::{Task, TaskFailure};
 
 /// Keys that a subtask holds at most. Words with their counts then take 2 MiB, of which the frequent ones stay in
-/// the core's cache; of English text this takes 97 % of the words, and a fourth of it 94 %.
+/// the core's cache. In 250 MB of English prose and source code the 65,000 most frequent words of 500,000 are 97 %
+/// of the text, and the 16,000 most frequent ones 93 %.
 const KEYS_MAX: usize = 1 << 16;
 
 /// Partial values that are emitted in one step.
