@@ -21,6 +21,7 @@ pub mod index;
 pub mod reader;
 pub mod reclaim;
 pub mod recover;
+mod state;
 #[cfg(test)]
 mod tests;
 pub mod writer;

@@ -24,156 +24,23 @@
 
 #![forbid(unsafe_code)]
 
-use super::file::{FileName, FileSource, FreshFile};
+use super::file::{FileSource, FreshFile};
 use super::frame::{FrameHeader, FrameTag};
+pub use super::state::{AppendError, Condemned, LogCounts, Outcome, Span};
+use super::state::{Failure, FileState, Filling, InFlight, Slot, Work, WriterFile};
 use crate::config::{ALIGNMENT_BYTES, FAILED_SPANS_MAX, LogConfig, OPEN_FILES_MAX, WRITE_RETRIES_MAX};
 use crate::device::blocking::BlockingDevice;
 use crate::device::memory::Block;
 use crate::device::probe::Chosen;
 use crate::device::uring::UringDevice;
-use crate::device::{Completion, Device, FileSlot, Operation, OperationId, Request, Wake};
+use crate::device::{Completion, Device, Operation, OperationId, Request, Wake};
 use crate::error::StorageError;
 use crate::format::{FILE_HEAD_BYTES, FRAME_HEADER_BYTES, frame_stored_bytes};
 use crate::handle::{Handle, Incarnation};
 use std::collections::VecDeque;
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Why nothing was appended.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum AppendError {
-    /// All staging is on its way to the disk. Poll, then repeat.
-    #[error("all staging blocks are being written")]
-    BufferFull,
-    /// The next file is not ready yet. Poll, then repeat; the wake handle is rung when it is.
-    #[error("the next log file is being made")]
-    NoFile,
-    /// There is no next file, for this reason. The snapshot has failed; the next append asks again.
-    #[error(transparent)]
-    Storage(#[from] StorageError),
-}
-
-/// A stretch of positions: what one snapshot appended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
-    /// The writer's position before the first append.
-    pub from: u64,
-    /// Its position after the last one.
-    pub to: u64,
-}
-
-/// What has become of a span.
-#[derive(Debug, Clone)]
-pub enum Outcome {
-    /// On its way, or nobody has flushed it yet.
-    Pending,
-    /// On the disk: handles into it may be acknowledged.
-    Durable,
-    /// Some of it is not on the disk and never will be.
-    Failed(StorageError),
-}
-
-/// A file whose data sync failed.
-#[derive(Debug, Clone)]
-pub struct Condemned {
-    /// Frames in it count only after they were read again, directly.
-    pub incarnation: Incarnation,
-    /// Why.
-    pub cause: StorageError,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum FileState {
-    Writing,
-    Sealed,
-    Failed,
-}
-
-/// `synced <= submitted <= staged <= size`, and `end` is `staged` but while a frame is copied in. All are offsets.
-#[derive(Debug)]
-struct WriterFile {
-    name: FileName,
-    path: PathBuf,
-    slot: FileSlot,
-    size: u64,
-    /// The position of the file's first byte.
-    base: u64,
-    staged: u64,
-    submitted: u64,
-    synced: u64,
-    sync_wanted: u64,
-    syncing: bool,
-    frames: u32,
-    last_checkpoint: u64,
-    state: FileState,
-}
-
-#[derive(Debug)]
-enum Work {
-    Write {
-        block_start: usize,
-        length: usize,
-        offset: u64,
-        retries: u32,
-        /// Its linked sync has succeeded up to here; counts when the write turns out complete.
-        synced_to: Option<u64>,
-    },
-    Sync {
-        to: u64,
-        /// The write that it is linked to.
-        behind: Option<OperationId>,
-    },
-}
-
-#[derive(Debug)]
-struct InFlight {
-    incarnation: Incarnation,
-    since: Duration,
-    work: Work,
-}
-
-#[derive(Debug, Default)]
-struct Slot {
-    generation: u32,
-    operation: Option<InFlight>,
-}
-
-#[derive(Debug)]
-struct Filling {
-    block: Block,
-    filled: usize,
-    offset: u64,
-}
-
-#[derive(Debug)]
-struct Failure {
-    span: Span,
-    cause: StorageError,
-}
-
-/// What a writer has done so far.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct LogCounts {
-    /// Frames appended.
-    pub frames: u64,
-    /// Bytes handed to the device, heads and padding included.
-    pub written_bytes: u64,
-    /// Writes submitted.
-    pub writes: u64,
-    /// Writes that came back short and were continued.
-    pub short_writes: u64,
-    /// Data syncs submitted.
-    pub syncs: u64,
-    /// Files begun.
-    pub files: u64,
-    /// Files given up.
-    pub failed_files: u64,
-    /// Completions that belonged to no operation.
-    pub strays: u64,
-}
-
 /// Everything a writer needs, made off the shard; [`open`](Self::open) is called on the shard's own thread,
 /// since an io_uring belongs to one.
 pub struct LogSeed {
