@@ -230,6 +230,19 @@ fn faults_are_named_and_leave_the_output_alone() {
         ),
         (&["--input", &good, "--parallelism", "0"], 1, &["parallelism", "0", "from 1 to 32768"]),
         (&["--input", &good, "--parallelism", "40000"], 1, &["40000", "from 1 to 32768"]),
+        (&["--input", &good, "--parallelism", "-1"], 1, &["parallelism", "-1", "from 1 to 32768"]),
+        // More channels than a job may have, and more memory than the machine.
+        (
+            &["--input", &good, "--parallelism", "20000"],
+            1,
+            &["parallelism 20000", "1048576 channels", "expected"],
+        ),
+        (
+            &["--input", &good, "--parallelism", "1000", "-Dtaskmanager.memory.segment-size=1mb"],
+            1,
+            &["bytes at once", "are available", "expected a smaller parallelism.default"],
+        ),
+        (&["--input", &good, "--shards", "-3"], 1, &["tidegate.shards", "-3", "from 1 to 1024"]),
         (
             &["--input", &good, "--parallelism", "8", "-Dpipeline.max-parallelism=4"],
             1,
@@ -267,6 +280,7 @@ fn faults_are_named_and_leave_the_output_alone() {
     let outputs: &[(&str, &str)] = &[
         ("nowhere/counts.tsv", "there is no directory"),
         ("out", "is a directory; expected the name of a file"),
+        ("text/counts.tsv", "expected"),
     ];
     for (output, piece) in outputs {
         let message = fails(&["--input", &good, "--output", &at(output)], 1);
@@ -294,13 +308,13 @@ fn waiting(dir: &Path, args: &[&str]) -> Child {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    for _ in 0..1_000 {
+    for _ in 0..12_000 {
         if !names(dir).is_empty() {
-            break;
+            return child;
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    child
+    panic!("two minutes, and no temporary output");
 }
 
 /// Goal: Ctrl-C ends the job with exit code 130 and no output, not even a temporary one.
