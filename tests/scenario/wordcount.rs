@@ -308,13 +308,13 @@ fn waiting(dir: &Path, args: &[&str]) -> Child {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    for _ in 0..12_000 {
-        if !names(dir).is_empty() {
-            return child;
-        }
+    // Two minutes at most.
+    let there = (0..12_000).any(|_| {
         std::thread::sleep(Duration::from_millis(10));
-    }
-    panic!("two minutes, and no temporary output");
+        !names(dir).is_empty()
+    });
+    assert!(there, "two minutes, and no temporary output");
+    child
 }
 
 /// Goal: Ctrl-C ends the job with exit code 130 and no output, not even a temporary one.
