@@ -171,7 +171,8 @@ fn json_is_one_object_with_the_figures() {
     let path = dir.path().join("in");
     fs::write(&path, b"one two\ntwo \xff three\nTHREE three\n").unwrap();
     for emit in ["final", "updates"] {
-        let (stdout, stderr) = succeeds(&["--input", text(&path), "--json", "--emit", emit]);
+        let (stdout, stderr) =
+            succeeds(&["--input", text(&path), "--json", "--emit", emit, "-Dtidegate.stall.threshold=1h"]);
         let figures: serde_json::Value = serde_json::from_str(&stdout).unwrap();
         assert_eq!(figures["words"], 6);
         assert_eq!(figures["distinct"], 3);
