@@ -233,12 +233,12 @@ impl Assigner {
         subtasks: &mut [u16],
     ) {
         match self.hash {
-            GroupHash::Flink => each(records, subtasks, |record| {
-                self.subtask_of(self.group_as_flink(hash(record))) as u16
-            }),
-            GroupHash::Fast => each(records, subtasks, |record| {
-                self.subtask_of(self.group_fast(hash(record))) as u16
-            }),
+            GroupHash::Flink => {
+                each(records, subtasks, |record| self.subtask_of(self.group_as_flink(hash(record))) as u16)
+            }
+            GroupHash::Fast => {
+                each(records, subtasks, |record| self.subtask_of(self.group_fast(hash(record))) as u16)
+            }
         }
     }
 
