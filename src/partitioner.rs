@@ -29,8 +29,8 @@ pub trait MakePartitioner<T: Record>: Clone + Send + Sync + 'static {
     /// The partitioner.
     type Partitioner: Partitioner<T>;
 
-    /// Makes the partitioner of the subtask `subtask`, towards a vertex of so many key groups and subtasks.
-    fn make(&self, subtask: u32, max_parallelism: u32, parallelism: u32) -> Self::Partitioner;
+    /// Makes the partitioner of the subtask `subtask`, towards a vertex whose key groups `to` assigns.
+    fn make(&self, subtask: u32, to: Assigner) -> Self::Partitioner;
 }
 
 /// Everything to the one consumer that a subtask has: forward, global, and broadcast, which has one lane.
@@ -47,7 +47,7 @@ impl<T: Record> Partitioner<T> for Forward {
 impl<T: Record> MakePartitioner<T> for Forward {
     type Partitioner = Forward;
 
-    fn make(&self, _: u32, _: u32, _: u32) -> Forward {
+    fn make(&self, _: u32, _: Assigner) -> Forward {
         Forward
     }
 }
@@ -109,9 +109,7 @@ where
 {
     type Partitioner = ByKey<T, K, F>;
 
-    fn make(&self, _: u32, max_parallelism: u32, parallelism: u32) -> ByKey<T, K, F> {
-        let assigner =
-            Assigner::new(max_parallelism, parallelism).expect("the plan has checked both parallelisms");
+    fn make(&self, _: u32, assigner: Assigner) -> ByKey<T, K, F> {
         ByKey { key: self.key.clone(), assigner, types: PhantomData }
     }
 }
@@ -140,7 +138,7 @@ pub struct MakeRebalance;
 impl<T: Record> MakePartitioner<T> for MakeRebalance {
     type Partitioner = Rebalance;
 
-    fn make(&self, subtask: u32, _: u32, _: u32) -> Rebalance {
+    fn make(&self, subtask: u32, _: Assigner) -> Rebalance {
         Rebalance { next: subtask as usize }
     }
 }
@@ -173,7 +171,7 @@ pub struct MakeShuffle {
 impl<T: Record> MakePartitioner<T> for MakeShuffle {
     type Partitioner = Shuffle;
 
-    fn make(&self, subtask: u32, _: u32, _: u32) -> Shuffle {
+    fn make(&self, subtask: u32, _: Assigner) -> Shuffle {
         Shuffle { state: self.seed ^ u64::from(subtask) << 32 }
     }
 }
@@ -203,7 +201,7 @@ where
 {
     type Partitioner = Custom<F>;
 
-    fn make(&self, _: u32, _: u32, _: u32) -> Custom<F> {
+    fn make(&self, _: u32, _: Assigner) -> Custom<F> {
         Custom(self.0.clone())
     }
 }

@@ -93,9 +93,9 @@ pub struct SubtaskMetrics {
     pub floating_size: Counter,
     /// Buffers in the input's rings and at its reader.
     pub input_queue_length: Counter,
-    /// Input watermark, as the two's complement of its milliseconds.
-    pub watermark: Counter,
-    /// How long the last latency marker took from its source, in nanoseconds.
+    /// Input watermark, above the least one.
+    watermark: Counter,
+    /// How long the last latency marker took from its source to a sink, in nanoseconds; 0 before the first.
     pub marker_latency_ns: Counter,
     /// Entries in keyed state.
     pub state_entries: Counter,
@@ -105,6 +105,19 @@ pub struct SubtaskMetrics {
     pub turns: Counter,
     /// The time account.
     pub time: TimeAccount,
+}
+
+impl SubtaskMetrics {
+    /// Input watermark in milliseconds, `i64::MIN` before the first.
+    pub fn watermark(&self) -> i64 {
+        self.watermark.get().wrapping_add(i64::MIN as u64) as i64
+    }
+
+    /// Sets the input watermark; the one writer only.
+    #[inline]
+    pub fn set_watermark(&self, at: i64) {
+        self.watermark.set((at as u64).wrapping_sub(i64::MIN as u64));
+    }
 }
 
 /// Time spent in each state.
@@ -189,32 +202,36 @@ impl TimeAccount {
         self.switches.store(switches + 2, Ordering::Release);
     }
 
-    /// Time in each state until `now_ns`; all zero before the subtask has begun.
-    pub fn read(&self, now_ns: u64) -> TimeShares {
+    /// Time in each state until now, and what now was; all zero before the subtask has begun.
+    ///
+    /// `now_ns` is asked after the account was read, so that whatever the shard has booked lies before it: a
+    /// reader that loses its core in between still gets shares that sum up to the time that has passed.
+    pub fn read(&self, now_ns: impl Fn() -> u64) -> (TimeShares, u64) {
         // A shard switches some hundred thousand times a second at most, so few tries are ever needed; after
         // them a torn set is off by one spell.
         for _ in 0..64 {
             let before = self.switches.load(Ordering::Acquire);
-            let shares = self.read_torn(now_ns);
+            let (booked, state, since) = self.load();
             std::sync::atomic::fence(Ordering::Acquire);
             if before & 1 == 0 && self.switches.load(Ordering::Relaxed) == before {
-                return shares;
+                return Self::until(booked, state, since, now_ns());
             }
             std::hint::spin_loop();
         }
-        self.read_torn(now_ns)
+        let (booked, state, since) = self.load();
+        Self::until(booked, state, since, now_ns())
     }
 
-    fn read_torn(&self, now_ns: u64) -> TimeShares {
-        let mut ns = [0u64; STATES];
-        for (ns, booked) in ns.iter_mut().zip(&self.booked_ns) {
-            *ns = booked.load(Ordering::Relaxed);
-        }
-        let since = self.since_ns.load(Ordering::Relaxed);
+    fn load(&self) -> ([u64; STATES], u32, u64) {
+        let booked = std::array::from_fn(|state| self.booked_ns[state].load(Ordering::Relaxed));
+        (booked, self.state.load(Ordering::Relaxed), self.since_ns.load(Ordering::Relaxed))
+    }
+
+    fn until(mut ns: [u64; STATES], state: u32, since: u64, now_ns: u64) -> (TimeShares, u64) {
         if since != u64::MAX {
-            ns[self.state.load(Ordering::Relaxed) as usize] += now_ns.saturating_sub(since);
+            ns[state as usize] += now_ns.saturating_sub(since);
         }
-        TimeShares { busy_ns: ns[0], idle_ns: ns[1], soft_ns: ns[2], hard_ns: ns[3] }
+        (TimeShares { busy_ns: ns[0], idle_ns: ns[1], soft_ns: ns[2], hard_ns: ns[3] }, now_ns)
     }
 
     /// Whether an output is unavailable now; for the shard itself.
@@ -261,14 +278,15 @@ mod tests {
     #[test]
     fn time_shares_sum_up_to_the_time_that_has_passed() {
         let account = TimeAccount::default();
-        assert_eq!(account.read(500).total_ns(), 0, "nothing is booked before the start");
+        let read = |now_ns| account.read(|| now_ns).0;
+        assert_eq!(read(500).total_ns(), 0, "nothing is booked before the start");
         account.switch(TimeState::Idle, 1_000);
-        assert_eq!(account.read(1_400), TimeShares { idle_ns: 400, ..Default::default() });
+        assert_eq!(read(1_400), TimeShares { idle_ns: 400, ..Default::default() });
         account.switch(TimeState::Busy, 1_500);
         account.switch(TimeState::Busy, 1_600);
         account.switch(TimeState::SoftBackPressured, 1_800);
         account.switch(TimeState::HardBackPressured, 2_000);
-        let shares = account.read(2_050);
+        let shares = read(2_050);
         assert_eq!(shares, TimeShares { busy_ns: 300, idle_ns: 500, soft_ns: 200, hard_ns: 50 });
         assert_eq!(shares.total_ns(), 1_050);
         account.switch(TimeState::Busy, 2_300);

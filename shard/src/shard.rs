@@ -87,7 +87,24 @@ pub struct Outcome {
 /// A doorbell that others ring, with the port behind each slot.
 struct Inbound {
     door: Arc<Doorbell>,
-    slots: Vec<Vec<(TaskIndex, Port)>>,
+    slots: Vec<Ports>,
+}
+
+/// Who is behind a slot: nearly always one port, which lies here and not behind a pointer; more where there
+/// are more ends than slots.
+#[derive(Default)]
+struct Ports {
+    first: Option<(TaskIndex, Port)>,
+    more: Vec<(TaskIndex, Port)>,
+}
+
+impl Ports {
+    fn push(&mut self, port: (TaskIndex, Port)) {
+        match self.first {
+            None => self.first = Some(port),
+            Some(_) => self.more.push(port),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -280,7 +297,8 @@ impl Shard {
             if index != self.mail_door {
                 inbound.door.take(|slot| {
                     if let Some(ports) = inbound.slots.get(slot as usize) {
-                        rung.extend_from_slice(ports);
+                        rung.extend(ports.first);
+                        rung.extend_from_slice(&ports.more);
                     }
                 });
             }
@@ -352,7 +370,7 @@ impl Shard {
                 let slots = &mut self.inbound[door].slots;
                 let slot = (slot % Doorbell::SLOTS) as usize;
                 if slots.len() <= slot {
-                    slots.resize_with(slot + 1, Vec::new);
+                    slots.resize_with(slot + 1, Ports::default);
                 }
                 slots[slot].push((index, port));
             }

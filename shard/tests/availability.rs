@@ -331,3 +331,64 @@ fn frozen_consumer_does_not_hold_up_channels_of_others() {
     assert!(!exchange.partitions[0].is_available());
     exchange.finish();
 }
+
+/// Goal: the cap is why a slow consumer cannot take all of its partition's segments: without it, it does.
+#[test]
+fn without_a_cap_one_slow_consumer_takes_the_whole_pool() {
+    for (cap, most) in [(4, 4), (1_000, 16)] {
+        let config = ExchangeConfig { buffers_per_subpartition_max: cap, ..plain() };
+        let mut exchange = exchange(config, 4);
+        // Four channels want 16 segments.
+        while exchange.partitions[0].is_available() {
+            fill(&mut exchange, 2, 1);
+        }
+        let load = exchange.partitions[0].load();
+        assert_eq!((load.held_max, load.size), (most, 16), "cap {cap}");
+        exchange.finish();
+    }
+}
+
+/// Goal: two channels that both have data are read buffer by buffer in turn, so none starves.
+#[test]
+fn channels_that_have_data_are_read_in_turn() {
+    let layout = Layout { producers: 2, stride: 16, ..Layout::fan_out(plain(), 1) };
+    let mut exchange = Exchange::new(layout);
+    for producer in [0, 1] {
+        (0..8 * PER_SEGMENT).for_each(|_| exchange.put(producer, 0, 16));
+        exchange.partitions[producer].flush();
+    }
+    let mut order = Vec::new();
+    for _ in 0..40 {
+        exchange.gate_hears(0);
+        exchange.hear(0);
+        exchange.hear(1);
+        if let Next::Data(ChannelIndex(channel)) = exchange.gates[0].poll() {
+            order.push(channel);
+            assert_eq!(exchange.read(0, PER_SEGMENT, 100), PER_SEGMENT);
+        }
+    }
+    assert_eq!(order.len(), 16);
+    for pair in order.chunks(2) {
+        assert_ne!(pair[0], pair[1], "one of each in turn: {order:?}");
+    }
+    exchange.finish();
+}
+
+/// Goal: news of credit is gathered: far fewer calls for attention than buffers, where both sides are busy.
+#[test]
+fn credit_is_announced_for_many_buffers_at_once() {
+    let mut exchange = exchange(plain(), 1);
+    let (mut buffers, mut heard) = (0, 0);
+    for _ in 0..200 {
+        while exchange.partitions[0].is_available() {
+            fill(&mut exchange, 0, 1);
+            buffers += 1;
+        }
+        exchange.gate_hears(0);
+        exchange.read(0, 1_000, 1_000);
+        // One look at the doorbell, however many segments came back.
+        heard += u32::from(exchange.hear(0));
+    }
+    assert!(buffers > 2 * heard, "{heard} calls for {buffers} buffers");
+    exchange.finish();
+}

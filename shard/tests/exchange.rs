@@ -45,6 +45,7 @@ enum Step {
     },
     FlushToIdle {
         producer: usize,
+        more: bool,
     },
     Hear {
         producer: usize,
@@ -84,7 +85,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (n.clone(), 1..5u8).prop_map(|(producer, kind)| Step::Control { producer, kind }),
         1 => (n.clone(), any::<Option<bool>>()).prop_map(|(producer, blocks)| Step::Event { producer, blocks }),
         3 => n.clone().prop_map(|producer| Step::Flush { producer }),
-        2 => n.clone().prop_map(|producer| Step::FlushToIdle { producer }),
+        2 => (n.clone(), any::<bool>()).prop_map(|(producer, more)| Step::FlushToIdle { producer, more }),
         6 => n.clone().prop_map(|producer| Step::Hear { producer }),
         6 => n.clone().prop_map(|gate| Step::GateHears { gate }),
         10 => (n.clone(), 1..60usize, 1..20usize)
@@ -170,7 +171,9 @@ fn run(layout: Layout, steps: Vec<Step>, seed: u64) {
                 exchange.event(producer % producers, event);
             }
             Step::Flush { producer } => exchange.partitions[producer % producers].flush(),
-            Step::FlushToIdle { producer } => exchange.partitions[producer % producers].flush_to_idle(),
+            Step::FlushToIdle { producer, more } => {
+                exchange.partitions[producer % producers].flush_to_idle(more)
+            }
             Step::Hear { producer } => {
                 exchange.hear(producer % producers);
             }

@@ -45,7 +45,7 @@ impl Task for Source {
                 }
             }
             if cx.clock.now_ns() >= cx.until_ns {
-                self.partition.flush_to_idle();
+                self.partition.flush_to_idle(true);
                 return Progress::Ready;
             }
         }
@@ -230,7 +230,7 @@ fn exchange_both_ways(idle: IdleStrategy, count: u64, config: &ExchangeConfig) {
     let mut finished = 0;
     while finished < 4 {
         match reports
-            .recv_timeout(Duration::from_secs(60))
+            .recv_timeout(Duration::from_secs(120))
             .expect("a shard that waits for ever has lost news")
         {
             (_, Report::Finished(_)) => finished += 1,
@@ -373,4 +373,87 @@ fn mail_waits_for_one_quantum_however_many_tasks_are_busy() {
     let longest = waits.iter().max().expect("there are some");
     // The looks at the clock between two tasks cost a microsecond each.
     assert!(*longest <= turn.quantum_ns + 3_000, "a mail waited for {longest} ns");
+}
+
+/// Has a record at the times of a script, and notes how long each waits for the flusher.
+struct Waiting {
+    at_ns: Vec<u64>,
+    since_ns: Option<u64>,
+    now_ns: Rc<Cell<u64>>,
+    waits: Rc<RefCell<Vec<u64>>>,
+}
+
+impl Task for Waiting {
+    fn turn(&mut self, cx: &mut TurnContext<'_>) -> Progress {
+        if self.at_ns.last().is_some_and(|at| *at <= cx.now_ns) {
+            self.since_ns = self.at_ns.pop();
+        }
+        self.at_ns.last().map_or(Progress::Idle, |at| Progress::IdleUntil(*at))
+    }
+
+    fn rung(&mut self, _: Port) {}
+
+    fn mail(&mut self, _: Mail, _: u64) {}
+
+    fn flush(&mut self) {
+        let since_ns = self.since_ns.take().expect("flushed only when there is something");
+        self.waits.borrow_mut().push(self.now_ns.get() - since_ns);
+    }
+
+    fn wants_flush(&self) -> bool {
+        self.since_ns.is_some()
+    }
+}
+
+/// Goal: a record that nothing else hands over waits half the buffer timeout on average, never longer than it.
+/// Method: a virtual clock, an interval of 100 ms, and 500 records at odd times some 200 ms apart.
+#[test]
+fn a_record_waits_half_the_buffer_timeout_on_average() {
+    const INTERVAL_NS: u64 = 100_000_000;
+    const RECORDS: u64 = 500;
+    struct Now(Rc<Cell<u64>>);
+    impl Clock for Now {
+        fn now_ns(&self) -> u64 {
+            self.0.get()
+        }
+    }
+    thread_local! {
+        static TASK: RefCell<Option<Waiting>> = const { RefCell::new(None) };
+    }
+    let now_ns = Rc::new(Cell::new(1));
+    let waits = Rc::new(RefCell::new(Vec::new()));
+    let mut at_ns: Vec<u64> = (1..=RECORDS).map(|i| i * 200_000_000 + i * 7_654_321 % INTERVAL_NS).collect();
+    at_ns.reverse();
+    TASK.set(Some(Waiting { at_ns, since_ns: None, now_ns: now_ns.clone(), waits: waits.clone() }));
+    let sleeper = Arc::new(Sleeper::new(Arc::new(Nobody)));
+    let (mut mailer, mailbox) = shard_mail(sleeper.clone());
+    let parts = ShardParts {
+        id: ShardId(0),
+        turn: TurnConfig::default(),
+        flush: FlushInterval::After(INTERVAL_NS),
+        pool: Pool::new(Arc::new(Region::map(1, 64).expect("a small mapping")), 0),
+        doors: Vec::new(),
+        sleeper,
+        reports: Box::new(Kept(Arc::default())),
+        metrics: Arc::new(ShardMetrics::default()),
+    };
+    let mut shard = Shard::new(parts, mailbox);
+    let deployment = Deployment {
+        task: TaskIndex(0),
+        make: Box::new(|_: &Pool| Ok(Box::new(TASK.take().expect("set above")))),
+        ports: Vec::new(),
+        metrics: Arc::new(SubtaskMetrics::default()),
+    };
+    assert!(mailer.send(0, ShardMail::Deploy(vec![deployment])).is_ok());
+    let clock = Now(now_ns.clone());
+    while waits.borrow().len() < RECORDS as usize {
+        let outcome = shard.turn(&clock);
+        if !outcome.worked {
+            now_ns.set(outcome.next_timer_ns.expect("there is a next record"));
+        }
+    }
+    let waits = waits.borrow();
+    assert!(waits.iter().all(|ns| *ns <= INTERVAL_NS));
+    let mean = waits.iter().sum::<u64>() / RECORDS;
+    assert!((45_000_000..55_000_000).contains(&mean), "{mean} ns");
 }

@@ -4,9 +4,10 @@ use super::environment::Environment;
 use super::stream::Stream;
 use crate::graph::logical::VertexId;
 use crate::operator::Output;
-use crate::operator::connect::{BothKeyed, ConnectChain, KeyedAndBroadcast, PerSubtask, Sides};
+use crate::operator::connect::{BothKeyed, ConnectChain, KeyedAndBroadcast, PerSubtask, Selecting, Sides};
 use crate::record::{KeySelector, Record};
 use crate::state::StateKey;
+use crate::subtask::Inputs;
 use std::marker::PhantomData;
 
 fn stream<A: Record, B: Record, U: Record, X: Sides<A, B, U>>(
@@ -60,6 +61,28 @@ impl<A: Record, B: Record> Connected<A, B> {
         FB: for<'a> FnMut(B::Ref<'a>, &mut S, &mut Output<'_, U>) + Clone + Send + Sync + 'static,
     {
         let sides = PerSubtask { f: (first, second), types: PhantomData };
+        stream(self.env, self.vertex, self.timestamps, sides)
+    }
+
+    /// As [`process`](Self::process); `wants` says after each record, from the state of its subtask, from which
+    /// input the next one shall come, as for a join that reads one side to its end before the other.
+    ///
+    /// Records of the other input wait meanwhile, and back pressure reaches their source. An input that has ended
+    /// is not waited for.
+    pub fn process_selecting<S, U, FA, FB, G>(
+        self,
+        first: FA,
+        second: FB,
+        wants: G,
+    ) -> Stream<U, ConnectChain<A, B, U, Selecting<PerSubtask<S, FA, FB>, G>>>
+    where
+        S: Default + Clone + 'static,
+        U: Record,
+        FA: for<'a> FnMut(A::Ref<'a>, &mut S, &mut Output<'_, U>) + Clone + Send + Sync + 'static,
+        FB: for<'a> FnMut(B::Ref<'a>, &mut S, &mut Output<'_, U>) + Clone + Send + Sync + 'static,
+        G: Fn(&S) -> Inputs + Clone + Send + Sync + 'static,
+    {
+        let sides = Selecting { sides: PerSubtask { f: (first, second), types: PhantomData }, wants };
         stream(self.env, self.vertex, self.timestamps, sides)
     }
 }

@@ -34,6 +34,7 @@ mod environment;
 mod keyed;
 mod stream;
 
+pub use crate::subtask::Inputs;
 pub use connected::{BroadcastConnected, Connected, KeyedConnected};
 pub use environment::{Environment, JobGraph};
 pub use keyed::KeyedStream;

@@ -197,10 +197,13 @@ impl<T: Record, P: Chain<T>> Stream<T, P> {
         U: Record,
         F: for<'a> FnMut(T::Ref<'a>, &mut Output<'_, U>) -> Wait + Clone + Send + Sync + 'static,
     {
-        let this = self.exchange(Exchange::Forward, Forward);
-        this.env.add_operator(this.vertex, "process", "process");
-        let chain = WaitChain { f, operator: this.last_operator(), types: PhantomData };
-        Stream::new(this.env, this.vertex, chain, this.timestamps)
+        // Behind an exchange it is the head of its chain already.
+        let headless = self.env.graph().vertex(self.vertex).operators.is_empty();
+        let (env, vertex, timestamps) =
+            if headless { self.into_parts() } else { self.exchange(Exchange::Forward, Forward).into_parts() };
+        env.add_operator(vertex, "process", "process");
+        let chain = WaitChain { f, operator: env.last_operator(vertex), types: PhantomData };
+        Stream::new(env, vertex, chain, timestamps)
     }
 
     /// Adds up records of one key before they are sent, from `A::default()` on, and emits the key with a partial

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct JobOptions {
     /// Shards to run on: pinned threads, one a core [default: the cores we may run on]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub shards: Option<String>,
 
     /// What a shard does when there is nothing to do [default: backoff]

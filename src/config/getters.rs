@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use crate::graph::key_group::GroupHash;
 use tidegate_shard::config::{ExchangeConfig, FlushInterval, TurnConfig};
 use tidegate_shard::driver::IdleStrategy;
 
@@ -48,15 +49,6 @@ pub enum Driver {
     Glommio,
 }
 
-/// Hash from a key to its key group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeyGroupHash {
-    /// Flink's, so that a job that moves over finds each key on the same subtask.
-    Flink,
-    /// A quicker one; keys are in other groups than in Flink.
-    Fast,
-}
-
 impl FromValue for BufferTimeout {
     fn from_value(value: &Value) -> Option<Self> {
         match value {
@@ -88,11 +80,11 @@ impl FromValue for Driver {
     }
 }
 
-impl FromValue for KeyGroupHash {
+impl FromValue for GroupHash {
     fn from_value(value: &Value) -> Option<Self> {
         match value {
-            Value::Word("flink") => Some(KeyGroupHash::Flink),
-            Value::Word("fast") => Some(KeyGroupHash::Fast),
+            Value::Word("flink") => Some(GroupHash::Flink),
+            Value::Word("fast") => Some(GroupHash::Fast),
             _ => None,
         }
     }
@@ -231,7 +223,7 @@ impl Config {
     }
 
     /// Hash from a key to its key group.
-    pub fn key_group_hash(&self) -> KeyGroupHash {
+    pub fn key_group_hash(&self) -> GroupHash {
         self.get("tidegate.key-group-hash")
     }
 

@@ -127,7 +127,8 @@ const PIPELINE: &[Key] = &[
         "key groups, the bound of later rescaling; -1 = 1.5 x parallelism to a power of two, from 128 to 32768"),
     Key::new("pipeline.auto-generate-uids", BOOL, "true", Later(NO_RESTORE),
         "whether operators without a uid get one from their place in the graph"),
-    Key::new("pipeline.auto-watermark-interval", DURATION, "200 ms", Use,
+    Key::new("pipeline.auto-watermark-interval", DURATION, "200 ms",
+        Later("no effect yet: sources emit watermarks when their code says so, this version adds none by itself"),
         "period in which sources emit watermarks; 0 = no periodic watermarks"),
     Key::new("pipeline.operator-chaining.enabled", BOOL, "true", Use,
         "whether operators joined by a forward exchange are fused into one subtask")

@@ -6,6 +6,7 @@ use tidegate_shard::config::{ExchangeConfig, FlushInterval, TurnConfig};
 use tidegate_shard::driver::IdleStrategy;
 
 use super::*;
+use crate::graph::key_group::GroupHash;
 
 fn from_yaml(text: &str) -> Result<Config, ConfigError> {
     let dir = tempfile::tempdir().unwrap();
@@ -49,7 +50,7 @@ fn defaults_are_those_of_flink() {
     assert!(config.flush_to_idle() && !config.strict_utf8());
     assert_eq!(config.max_record_size(), 64 << 20);
     assert_eq!(config.stall_threshold(), Duration::from_millis(100));
-    assert_eq!(config.key_group_hash(), KeyGroupHash::Flink);
+    assert_eq!(config.key_group_hash(), GroupHash::Flink);
     assert_eq!(config.validate(), Ok(()));
     assert_eq!(config.warnings(), []);
 }

@@ -7,7 +7,7 @@
 //!
 //! Readers of sources that must block have threads of their own, named by them.
 
-use super::probe::Probe;
+use super::probe::{Probe, memory_available};
 use super::state::{JobState, Machine, Order};
 use crate::api::JobGraph;
 use crate::config::{Config, ConfigError};
@@ -47,6 +47,18 @@ pub enum JobError {
         shard: u32,
         /// What was asked for, and the kernel's answer.
         cause: RegionError,
+    },
+    /// The machine has not the memory that the job would take at once: use a smaller parallelism, fewer or
+    /// smaller segments, or a limit.
+    #[error(
+        "the job's exchange takes {needed} bytes at once and {available} are available; expected a smaller \
+         parallelism.default or taskmanager.memory.segment-size, or a limit by taskmanager.memory.network.max"
+    )]
+    TooLarge {
+        /// Bytes of segments and channels.
+        needed: u64,
+        /// Bytes that the machine has left for us.
+        available: u64,
     },
     /// The operating system refused something.
     #[error("{what}: {cause}")]
@@ -145,6 +157,11 @@ pub struct SubtaskSnapshot {
     pub subpartition_held_max: u64,
     /// Bytes of output held back on the heap.
     pub overflow_bytes: u64,
+    /// Input watermark, in milliseconds; `None` before the first.
+    pub watermark: Option<i64>,
+    /// How long the last latency marker took from its source to the subtask's sink, in nanoseconds; `None`
+    /// before the first (`metrics.latency.interval`).
+    pub marker_latency_ns: Option<u64>,
 }
 
 /// What others may look at while the job runs.
@@ -189,6 +206,7 @@ pub fn plan_config(config: &Config, shards: u32) -> PlanConfig {
         parallelism: if config.is_set("parallelism.default") { config.parallelism() } else { shards },
         max_parallelism: config.max_parallelism(),
         exchange: config.exchange_config(),
+        group_hash: config.key_group_hash(),
         memory_bytes_max: config.network_memory_max(),
     }
 }
@@ -207,11 +225,17 @@ impl RunningJob {
     pub fn start(job: JobGraph) -> Result<RunningJob, JobError> {
         let JobGraph { name, config, graph } = job;
         config.validate()?;
+        let name = config.pipeline_name().unwrap_or(name);
         let driver_kind = config.driver();
         Probe::log_once();
         let cores = topology::allowed_cores().map_err(system("cannot tell which cores may be used"))?;
         let count = config.shards().unwrap_or(cores.len() as u32);
         let plan = Plan::new(&graph, &plan_config(&config, count))?;
+        // The pools are touched at the start, so without this the kernel would kill whom it likes.
+        let (needed, available) = (plan.exchange_bytes(), memory_available());
+        if needed > available {
+            return Err(JobError::TooLarge { needed, available });
+        }
         let (messages, inbox) = channel();
         let clock = MonotonicClock::of_process();
         let (idle, turn) = (config.idle_strategy(), config.turn_config());
@@ -339,16 +363,16 @@ impl RunningJob {
 
 impl Shared {
     fn snapshot(&self) -> Vec<SubtaskSnapshot> {
-        let now_ns = self.clock.now_ns();
         let share = |used: u64, size: u64| if size == 0 { 0.0 } else { used as f64 / size as f64 };
         self.plan
             .subtasks
             .iter()
             .zip(&self.metrics)
-            .map(|(planned, m)| SubtaskSnapshot {
+            .map(|(planned, m)| (planned, m, m.time.read(|| self.clock.now_ns())))
+            .map(|(planned, m, (time, at_ns))| SubtaskSnapshot {
                 vertex: self.plan.vertices[planned.vertex.0 as usize].name.clone(),
                 subtask: planned.subtask,
-                at_ns: now_ns,
+                at_ns,
                 records_in: m.records_in.get(),
                 records_out: m.records_out.get(),
                 bytes_in: m.bytes_in.get(),
@@ -356,7 +380,7 @@ impl Shared {
                 buffers_in: m.buffers_in.get(),
                 buffers_out: m.buffers_out.get(),
                 flushes: m.flushes.get(),
-                time: m.time.read(now_ns),
+                time,
                 out_pool_usage: share(m.out_pool_used.get(), m.out_pool_size.get()),
                 in_pool_usage: share(
                     m.exclusive_used.get() + m.floating_used.get(),
@@ -368,6 +392,8 @@ impl Shared {
                 input_queue_length: m.input_queue_length.get(),
                 subpartition_held_max: m.subpartition_held_max.get(),
                 overflow_bytes: m.overflow_bytes.get(),
+                watermark: Some(m.watermark()).filter(|at| *at > i64::MIN),
+                marker_latency_ns: Some(m.marker_latency_ns.get()).filter(|ns| *ns > 0),
             })
             .collect()
     }

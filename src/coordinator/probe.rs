@@ -101,6 +101,19 @@ fn try_io_uring() -> io::Result<()> {
     Ok(())
 }
 
+/// Bytes that may be had before others must give something up: what the kernel calls available, within the
+/// limit of our control group. All there could be where neither is told.
+pub(super) fn memory_available() -> u64 {
+    let kib = |text: &str, field: &str| {
+        let line = text.lines().find(|line| line.starts_with(field))?;
+        line.split_ascii_whitespace().nth(1)?.parse::<u64>().ok()
+    };
+    let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| kib(&text, "MemAvailable:"));
+    let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
+    let group = group.and_then(|text| text.trim().parse::<u64>().ok());
+    machine.map_or(u64::MAX, |kib| kib << 10).min(group.unwrap_or(u64::MAX))
+}
+
 fn memlock() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the kernel writes one `rlimit`, which lives until it returns.

@@ -93,6 +93,23 @@ pub const fn default_max_parallelism(parallelism: u32) -> u32 {
     }
 }
 
+/// Mixes a key's `hashCode` with one multiplication (Fibonacci hashing; Knuth, The Art of Computer Programming,
+/// volume 3, 6.4): only the high bits are good.
+#[inline(always)]
+const fn golden(hash: i32) -> u32 {
+    (hash as u32).wrapping_mul(0x9e37_79b1)
+}
+
+/// How the group of a key is found from its `hashCode`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum GroupHash {
+    /// As Flink does: a job that is moved over finds each key on the same subtask.
+    #[default]
+    Flink,
+    /// By one multiplication; keys are in other groups than in Flink.
+    Fast,
+}
+
 /// Assigns groups and subtasks for one exchange, once for every record.
 ///
 /// A max parallelism that is a power of two, as every default one is, takes a mask and a shift. For others the
@@ -105,6 +122,7 @@ pub const fn default_max_parallelism(parallelism: u32) -> u32 {
 pub struct Assigner {
     max_parallelism: u32,
     parallelism: u32,
+    hash: GroupHash,
     power_of_two: bool,
     /// `max_parallelism - 1`; means something for a power of two only, as does the next.
     mask: u32,
@@ -132,12 +150,19 @@ impl Assigner {
         Ok(Assigner {
             max_parallelism,
             parallelism,
+            hash: GroupHash::Flink,
             power_of_two: max_parallelism.is_power_of_two(),
             mask: max_parallelism - 1,
             log2: max_parallelism.trailing_zeros(),
             shift,
             factor: (1u64 << shift).div_ceil(max_parallelism as u64),
         })
+    }
+
+    /// The same assigner, with groups found by `hash`.
+    pub const fn with_hash(mut self, hash: GroupHash) -> Self {
+        self.hash = hash;
+        self
     }
 
     /// Number of groups.
@@ -155,6 +180,20 @@ impl Assigner {
     /// The group of a key with this `hashCode`; see [`key_group`].
     #[inline(always)]
     pub const fn group(&self, hash: i32) -> u32 {
+        match self.hash {
+            GroupHash::Flink => self.group_as_flink(hash),
+            GroupHash::Fast => self.group_fast(hash),
+        }
+    }
+
+    /// The upper 17 bits of the mix as a fraction of the groups; with at most 2^15 of them that fits 32 bits.
+    #[inline(always)]
+    const fn group_fast(&self, hash: i32) -> u32 {
+        ((golden(hash) >> 15) * self.max_parallelism) >> 17
+    }
+
+    #[inline(always)]
+    const fn group_as_flink(&self, hash: i32) -> u32 {
         let mixed = murmur(hash);
         if self.power_of_two {
             mixed & self.mask
@@ -175,7 +214,10 @@ impl Assigner {
     /// many at once. Ends with the shorter of both.
     #[inline(always)]
     pub fn groups<R>(&self, records: impl Iterator<Item = R>, hash: impl Fn(R) -> i32, groups: &mut [u16]) {
-        each(records, groups, |record| self.group(hash(record)) as u16);
+        match self.hash {
+            GroupHash::Flink => each(records, groups, |record| self.group_as_flink(hash(record)) as u16),
+            GroupHash::Fast => each(records, groups, |record| self.group_fast(hash(record)) as u16),
+        }
     }
 
     /// The subtask that owns each record's key; [`group`](Self::group) and [`subtask_of`](Self::subtask_of) for
@@ -190,7 +232,14 @@ impl Assigner {
         hash: impl Fn(R) -> i32,
         subtasks: &mut [u16],
     ) {
-        each(records, subtasks, |record| self.subtask_of(self.group(hash(record))) as u16);
+        match self.hash {
+            GroupHash::Flink => {
+                each(records, subtasks, |record| self.subtask_of(self.group_as_flink(hash(record))) as u16)
+            }
+            GroupHash::Fast => {
+                each(records, subtasks, |record| self.subtask_of(self.group_fast(hash(record))) as u16)
+            }
+        }
     }
 
     /// The groups of one subtask, which is below `parallelism`; see [`key_group_range`].
@@ -305,6 +354,23 @@ mod tests {
         }
     }
 
+    /// Goal: the quick hash uses every group, about as often as the others, whatever step keys are apart.
+    #[test]
+    fn the_quick_hash_spreads_keys_over_all_groups() {
+        for max in [1, 2, 128, 1000, 32_768] {
+            let assigner = Assigner::new(max, 1).unwrap().with_hash(GroupHash::Fast);
+            for step in [1, 2, 10, 4096] {
+                let mut keys = vec![0u32; max as usize];
+                (0..max as i32 * 64).for_each(|i| keys[assigner.group(i.wrapping_mul(step)) as usize] += 1);
+                let (least, most) = (keys.iter().min().unwrap(), keys.iter().max().unwrap());
+                assert!(
+                    *least > 0 && *most <= 64 * 4,
+                    "{least} to {most} keys a group, {max} groups, step {step}"
+                );
+            }
+        }
+    }
+
     #[test]
     fn a_job_without_groups_or_with_more_subtasks_than_groups_is_refused() {
         let refused = |max, parallelism| Assigner::new(max, parallelism).unwrap_err().to_string();
@@ -321,13 +387,15 @@ mod tests {
             hashes in proptest::collection::vec(any::<i32>(), 0..80),
             (max, parallelism) in (1..=MAX_PARALLELISM_MAX).prop_flat_map(|max| (Just(max), 1..=max)),
         ) {
-            let assigner = Assigner::new(max, parallelism).unwrap();
-            let (mut groups, mut subtasks) = (vec![0; hashes.len()], vec![0; hashes.len()]);
-            assigner.groups(hashes.iter(), |hash| *hash, &mut groups);
-            assigner.subtasks(hashes.iter(), |hash| *hash, &mut subtasks);
-            for ((hash, group), owner) in hashes.iter().zip(groups).zip(subtasks) {
-                prop_assert_eq!(KeyGroup(group), key_group(*hash, max));
-                prop_assert_eq!(u32::from(owner), subtask(KeyGroup(group), max, parallelism));
+            for hash in [GroupHash::Flink, GroupHash::Fast] {
+                let assigner = Assigner::new(max, parallelism).unwrap().with_hash(hash);
+                let (mut groups, mut subtasks) = (vec![0; hashes.len()], vec![0; hashes.len()]);
+                assigner.groups(hashes.iter(), |hash| *hash, &mut groups);
+                assigner.subtasks(hashes.iter(), |hash| *hash, &mut subtasks);
+                for ((key, group), owner) in hashes.iter().zip(groups).zip(subtasks) {
+                    prop_assert_eq!(u32::from(group), assigner.group(*key));
+                    prop_assert_eq!(u32::from(owner), subtask(KeyGroup(group), max, parallelism));
+                }
             }
         }
 

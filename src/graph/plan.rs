@@ -1,6 +1,6 @@
 //! The plan: graph x parallelism, as subtasks on shards, channels between them, and the memory they need.
 
-use super::key_group;
+use super::key_group::{self, GroupHash};
 use super::logical::{Edge, Exchange, LogicalGraph, VertexId};
 use std::fmt::Write;
 use tidegate_shard::config::{ExchangeConfig, SEGMENT_SIZE_BYTES_MAX, SEGMENT_SIZE_BYTES_MIN};
@@ -60,6 +60,21 @@ pub enum PlanError {
         /// What was asked for.
         bytes: u32,
     },
+    /// More channels than a job may have.
+    #[error(
+        "{from:?} (parallelism {from_parallelism}) and {to:?} (parallelism {to_parallelism}) bring the job beyond \
+         {CHANNELS_MAX} channels; expected a smaller parallelism (parallelism.default)"
+    )]
+    Channels {
+        /// The producing vertex.
+        from: String,
+        /// Its parallelism.
+        from_parallelism: u32,
+        /// The consuming vertex.
+        to: String,
+        /// Its parallelism.
+        to_parallelism: u32,
+    },
     /// Too little memory is allowed for the exchange.
     #[error(
         "shard {shard} needs at least {needed} segments ({needed_bytes} bytes) for its {partitions} result \
@@ -87,6 +102,13 @@ pub enum PlanError {
     },
 }
 
+/// Channels of a job, all exchanges together: each takes some kilobytes whether it is used or not, and a
+/// parallelism that was meant otherwise should be an error rather than the machine's memory.
+pub const CHANNELS_MAX: usize = 1 << 20;
+
+/// Bytes of a channel's rings and words, about, at the default counts.
+pub const CHANNEL_BYTES: u64 = 4 << 10;
+
 /// How a graph is to be laid out.
 #[derive(Debug, Clone)]
 pub struct PlanConfig {
@@ -98,6 +120,8 @@ pub struct PlanConfig {
     pub max_parallelism: Option<u32>,
     /// The exchange.
     pub exchange: ExchangeConfig,
+    /// How the group of a key is found.
+    pub group_hash: GroupHash,
     /// Bytes that the segments of all shards may take together, if limited.
     pub memory_bytes_max: Option<u64>,
 }
@@ -178,6 +202,8 @@ pub struct Plan {
     pub memory: Vec<ShardMemory>,
     /// The exchange.
     pub exchange: ExchangeConfig,
+    /// How the group of a key is found.
+    pub group_hash: GroupHash,
     first_subtask: Vec<usize>,
 }
 
@@ -214,6 +240,14 @@ impl Plan {
             let (from, to) = (&vertices[edge.from.0 as usize], &vertices[edge.to.0 as usize]);
             for producer in 0..from.parallelism {
                 for consumer in consumers(edge.exchange, producer, from.parallelism, to.parallelism) {
+                    if channels.len() == CHANNELS_MAX {
+                        return Err(PlanError::Channels {
+                            from: from.name.clone(),
+                            from_parallelism: from.parallelism,
+                            to: to.name.clone(),
+                            to_parallelism: to.parallelism,
+                        });
+                    }
                     channels.push(PlannedChannel {
                         edge: index,
                         from: first_subtask[edge.from.0 as usize] + producer as usize,
@@ -229,6 +263,7 @@ impl Plan {
             edges: graph.edges.clone(),
             memory: Vec::new(),
             exchange: config.exchange.clone(),
+            group_hash: config.group_hash,
             first_subtask,
         };
         plan.memory = plan.settle_memory(config)?;
@@ -336,6 +371,9 @@ impl Plan {
                 );
             }
         }
+        if self.group_hash == GroupHash::Fast {
+            text.push_str("  keys are in other key groups than in Flink (tidegate.key-group-hash = fast)\n");
+        }
         let size = self.exchange.segment_size_bytes;
         for (shard, memory) in self.memory.iter().enumerate() {
             let _ = writeln!(
@@ -351,6 +389,11 @@ impl Plan {
             );
         }
         text
+    }
+
+    /// Bytes that the exchange takes, about: segments and channels.
+    pub fn exchange_bytes(&self) -> u64 {
+        self.segment_bytes() + self.channels.len() as u64 * CHANNEL_BYTES
     }
 
     /// Bytes of all shards' segments.

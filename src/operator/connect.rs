@@ -7,7 +7,7 @@ use super::{Collector, Control, OperatorFailure, Output, Step};
 use crate::record::{KeySelector, Record, Timestamp};
 use crate::source::SourceError;
 use crate::state::StateKey;
-use crate::subtask::{SubtaskContext, TwoInput, TwoInputTask};
+use crate::subtask::{Inputs, SubtaskContext, TwoInput, TwoInputTask};
 use std::marker::PhantomData;
 use std::sync::Arc;
 use tidegate_shard::output::ResultPartition;
@@ -17,6 +17,14 @@ use tidegate_shard::task::{Task, TaskFailure};
 pub trait Sides<A: Record, B: Record, U: Record>: Clone + Send + Sync + 'static {
     /// State of one subtask.
     type State;
+
+    /// Whether the operator ever wants less than both inputs.
+    const SELECTS: bool = false;
+
+    /// Where the operator wants its next record from.
+    fn wants(&self, _: &Self::State) -> Inputs {
+        Inputs::Both
+    }
 
     /// State before the first record.
     fn state(&self, cx: &SubtaskContext) -> Self::State;
@@ -133,6 +141,44 @@ where
     }
 }
 
+/// Sides of which a function of their state says which input comes next.
+#[derive(Clone)]
+pub struct Selecting<X, G> {
+    pub(crate) sides: X,
+    pub(crate) wants: G,
+}
+
+impl<A, B, U, X, G> Sides<A, B, U> for Selecting<X, G>
+where
+    A: Record,
+    B: Record,
+    U: Record,
+    X: Sides<A, B, U>,
+    G: Fn(&X::State) -> Inputs + Clone + Send + Sync + 'static,
+{
+    type State = X::State;
+
+    const SELECTS: bool = true;
+
+    fn wants(&self, state: &X::State) -> Inputs {
+        (self.wants)(state)
+    }
+
+    fn state(&self, cx: &SubtaskContext) -> X::State {
+        self.sides.state(cx)
+    }
+
+    #[inline(always)]
+    fn first(&mut self, state: &mut X::State, record: A::Ref<'_>, out: &mut Output<'_, U>) {
+        self.sides.first(state, record, out);
+    }
+
+    #[inline(always)]
+    fn second(&mut self, state: &mut X::State, record: B::Ref<'_>, out: &mut Output<'_, U>) {
+        self.sides.second(state, record, out);
+    }
+}
+
 // By hand, since the derived ones would ask the same of the types that are only named.
 impl<K, S, KA: Clone, KB: Clone, FA: Clone, FB: Clone> Clone for BothKeyed<K, S, KA, KB, FA, FB> {
     fn clone(&self) -> Self {
@@ -166,6 +212,13 @@ pub struct Connect<A: Record, B: Record, U: Record, X: Sides<A, B, U>, C> {
 impl<A: Record, B: Record, U: Record, X: Sides<A, B, U>, C: Collector<U>> TwoInput<A, B>
     for Connect<A, B, U, X, C>
 {
+    const SELECTS: bool = X::SELECTS;
+
+    #[inline(always)]
+    fn wants(&self) -> Inputs {
+        self.sides.wants(&self.state)
+    }
+
     #[inline(always)]
     fn first(&mut self, record: A::Ref<'_>, at: Timestamp) {
         let mut out = Output::new(&mut self.next, at, self.now_ns, &mut self.failed);

@@ -60,10 +60,8 @@ pub struct KeyedState<K: StateKey, S: Copy + 'static> {
 
 impl<K: StateKey, S: Copy + Default + 'static> KeyedState<K, S> {
     pub(crate) fn new(cx: &SubtaskContext) -> Self {
-        let info = cx.info();
-        let assigner = Assigner::new(info.max_parallelism, info.parallelism)
-            .expect("the plan has checked both parallelisms");
-        let range = assigner.range(info.subtask);
+        let assigner = cx.assigner();
+        let range = assigner.range(cx.info().subtask);
         KeyedState {
             table: Table::new(u32::from(*range.start())..u32::from(*range.end()) + 1),
             assigner,

@@ -359,6 +359,6 @@ mod tests {
         assert_eq!(polled, SourcePoll::Wait);
         assert!(end.try_recv().is_err());
         drop(source);
-        end.recv_timeout(Duration::from_secs(20)).unwrap();
+        end.recv_timeout(Duration::from_secs(120)).unwrap();
     }
 }

@@ -14,9 +14,11 @@ mod writer;
 pub(crate) use reader::ReaderTask;
 pub(crate) use sink::SinkEnd;
 pub(crate) use source::SourceTask;
+pub use two_input::Inputs;
 pub(crate) use two_input::{TwoInput, TwoInputTask};
 pub(crate) use writer::{WriterEnd, stride};
 
+use crate::graph::key_group::{Assigner, GroupHash};
 use crate::partitioner::MakePartitioner;
 use crate::record::Record;
 use crate::source::{SourceContext, SourceError, Waker};
@@ -74,6 +76,7 @@ pub struct SubtaskContext {
     pub(crate) gate: Option<GateParts>,
     pub(crate) outputs: Vec<Option<OutputParts>>,
     pub(crate) exchange: Arc<ExchangeConfig>,
+    pub(crate) group_hash: GroupHash,
     pub(crate) metrics: Arc<SubtaskMetrics>,
     pub(crate) waker: Waker,
     pub(crate) pool: Pool,
@@ -90,6 +93,18 @@ impl SubtaskContext {
     /// Which subtask it is.
     pub fn info(&self) -> &SubtaskInfo {
         &self.info
+    }
+
+    /// Who owns which key of a vertex of so many key groups and subtasks.
+    fn assigner_of(&self, max_parallelism: u32, parallelism: u32) -> Assigner {
+        Assigner::new(max_parallelism, parallelism)
+            .expect("the plan has checked both parallelisms")
+            .with_hash(self.group_hash)
+    }
+
+    /// Who owns which key of this vertex.
+    pub(crate) fn assigner(&self) -> Assigner {
+        self.assigner_of(self.info.max_parallelism, self.info.parallelism)
     }
 
     /// Name of an operator of the vertex.
@@ -128,7 +143,8 @@ impl SubtaskContext {
         let partition =
             ResultPartition::new(&self.exchange, share, parts.senders, parts.stride, parts.broadcast)
                 .with_index(output);
-        let partitioner = partitioner.make(self.info.subtask, parts.to_max_parallelism, parts.to_parallelism);
+        let to = self.assigner_of(parts.to_max_parallelism, parts.to_parallelism);
+        let partitioner = partitioner.make(self.info.subtask, to);
         Ok(WriterEnd::new(partition, partitioner, parts.timestamps))
     }
 }

@@ -396,6 +396,8 @@ pub(super) struct Channels {
     valve: WatermarkValve,
     ended: Vec<bool>,
     open: u32,
+    /// Channels of each logical input that have not ended.
+    open_of: [u32; 2],
     /// The chain takes nothing before this time.
     pub wait_until_ns: u64,
 }
@@ -404,6 +406,8 @@ impl Channels {
     pub fn new(input: Input) -> Self {
         let Input { gate, inputs, timestamps } = input;
         let channels = gate.channels();
+        let of = |input| inputs.iter().filter(|of| **of == input).count() as u32;
+        let open_of = [of(0), of(1)];
         Channels {
             gate,
             inputs,
@@ -411,6 +415,7 @@ impl Channels {
             valve: WatermarkValve::new(channels),
             ended: vec![false; channels as usize],
             open: channels,
+            open_of,
             wait_until_ns: 0,
         }
     }
@@ -420,12 +425,18 @@ impl Channels {
         self.open == 0
     }
 
+    /// Whether every channel of a logical input has ended.
+    pub fn input_ended(&self, input: u8) -> bool {
+        self.open_of[usize::from(input)] == 0
+    }
+
     /// Takes an event.
     pub fn event(&mut self, channel: ChannelIndex, event: Event, emit: impl FnMut(Control)) {
         match event {
             Event::EndOfData => {
                 if !std::mem::replace(&mut self.ended[channel.0 as usize], true) {
                     self.open -= 1;
+                    self.open_of[usize::from(self.inputs[channel.0 as usize])] -= 1;
                     self.valve.end(channel.0, emit);
                 }
             }
@@ -449,7 +460,7 @@ impl Channels {
         self.gate.publish();
         metrics.bytes_in.set(self.gate.bytes_in());
         metrics.buffers_in.set(self.gate.buffers_in());
-        metrics.watermark.set(self.valve.watermark() as u64);
+        metrics.set_watermark(self.valve.watermark());
         let usage = self.gate.usage();
         metrics.exclusive_used.set(u64::from(usage.exclusive_used));
         metrics.exclusive_size.set(u64::from(usage.exclusive_size));
@@ -485,7 +496,7 @@ impl<T: Record, C: Collector<T>> ReaderTask<T, C> {
 
     fn end_turn(&mut self, records: u64, progress: Progress) -> Progress {
         self.channels.end_turn(&self.tail.metrics);
-        self.tail.end_turn(records);
+        self.tail.end_turn(records, matches!(progress, Progress::Ready));
         progress
     }
 }
@@ -524,7 +535,7 @@ impl<T: Record, C: Collector<T>> Task for ReaderTask<T, C> {
                 self.channels.event(channel, event, |control| self.tail.next.control(control));
                 if self.channels.all_ended() {
                     self.channels.end_turn(&self.tail.metrics);
-                    self.tail.end_turn(records);
+                    self.tail.end_turn(records, false);
                     return self.tail.finish(|| cx.clock.now_ns() >= cx.until_ns);
                 }
                 continue;

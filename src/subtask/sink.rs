@@ -45,7 +45,8 @@ impl<S: Sink> Collector<S::Item> for SinkEnd<S> {
 
     fn control(&mut self, control: Control) {
         if let Control::Marker { at_ns, .. } = control {
-            self.metrics.marker_latency_ns.set(self.now_ns.saturating_sub(at_ns));
+            // Within one turn no time passes; 0 says that there was no marker.
+            self.metrics.marker_latency_ns.set(self.now_ns.saturating_sub(at_ns).max(1));
         }
     }
 

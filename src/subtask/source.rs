@@ -62,7 +62,7 @@ impl<S: Source, C: Collector<S::Item>> Task for SourceTask<S, C> {
                 return self.tail.finish(|| cx.clock.now_ns() >= cx.until_ns);
             }
             if !self.tail.next.ready() {
-                self.tail.end_turn(0);
+                self.tail.end_turn(0, false);
                 return self.tail.obstacle();
             }
             let batch = self.pace.batch();
@@ -78,16 +78,16 @@ impl<S: Source, C: Collector<S::Item>> Task for SourceTask<S, C> {
                 Err(cause) => return Progress::Failed(operator_failure(&*self.name, &cause)),
                 Ok(SourcePoll::Done) => self.stopped = true,
                 Ok(SourcePoll::WaitUntil(at_ns)) if at_ns > now_ns => {
-                    self.tail.end_turn(0);
+                    self.tail.end_turn(0, false);
                     return Progress::IdleUntil(at_ns.min(self.next_marker_ns));
                 }
                 Ok(SourcePoll::Wait) => {
-                    self.tail.end_turn(0);
+                    self.tail.end_turn(0, false);
                     return Progress::Idle;
                 }
                 Ok(SourcePoll::WaitUntil(_) | SourcePoll::More) => {
                     if now_ns >= cx.until_ns {
-                        self.tail.end_turn(0);
+                        self.tail.end_turn(0, true);
                         return Progress::Ready;
                     }
                 }

@@ -67,9 +67,10 @@ impl<T: Record, C: Collector<T>> Tail<T, C> {
         })
     }
 
-    /// Books a turn that took `records_in` records, and hands over to idle consumers.
+    /// Books a turn that took `records_in` records, and hands over to idle consumers; `more` if it ended with
+    /// its quantum only.
     #[inline]
-    pub fn end_turn(&mut self, records_in: u64) {
+    pub fn end_turn(&mut self, records_in: u64, more: bool) {
         self.next.end_of_turn();
         let metrics = &self.metrics;
         if records_in > 0 {
@@ -79,9 +80,10 @@ impl<T: Record, C: Collector<T>> Tail<T, C> {
         let (mut used, mut size, mut queued, mut held, mut overflow) = (0, 0, 0, 0, 0);
         self.next.outputs(&mut |partition| {
             let records = partition.take_records();
-            if records > 0 {
-                records_out += records;
-                partition.flush_to_idle();
+            records_out += records;
+            // Also what earlier turns have left, whose consumer was busy then.
+            if records > 0 || self.unflushed {
+                partition.flush_to_idle(more);
             }
             let totals = partition.totals();
             (bytes, buffers, flushes) = (bytes + totals.0, buffers + totals.1, flushes + totals.2);
@@ -113,7 +115,7 @@ impl<T: Record, C: Collector<T>> Tail<T, C> {
         }
         while self.phase == Phase::Finishing {
             if !self.next.ready() {
-                self.end_turn(0);
+                self.end_turn(0, false);
                 return self.obstacle();
             }
             if self.next.finish() == Step::Done {
@@ -126,11 +128,11 @@ impl<T: Record, C: Collector<T>> Tail<T, C> {
                 });
                 self.phase = Phase::Draining;
             } else if over() {
-                self.end_turn(0);
+                self.end_turn(0, true);
                 return Progress::Ready;
             }
         }
-        self.end_turn(0);
+        self.end_turn(0, false);
         let mut drained = true;
         self.next.outputs(&mut |partition| drained &= partition.is_drained());
         if drained { Progress::Finished } else { Progress::Idle }

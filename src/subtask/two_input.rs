@@ -10,8 +10,24 @@ use tidegate_shard::input::Next;
 use tidegate_shard::mailbox::Mail;
 use tidegate_shard::task::{Port, Progress, Task, TurnContext};
 
+/// The inputs from which an operator wants its next record.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Inputs {
+    /// Whichever has one.
+    #[default]
+    Both,
+    /// The first only.
+    First,
+    /// The second only.
+    Second,
+}
+
 /// An operator with two inputs, at the head of a chain; as a collector it takes neither.
 pub trait TwoInput<A: Record, B: Record> {
+    /// Whether it ever wants less than both inputs.
+    const SELECTS: bool;
+    /// Where it wants its next record from.
+    fn wants(&self) -> Inputs;
     /// Takes a record of the first input.
     fn first(&mut self, record: A::Ref<'_>, at: Timestamp);
     /// Takes a record of the second input.
@@ -74,6 +90,8 @@ pub struct TwoInputTask<A, B, U: Record, H: Collector<U>> {
     channels: Channels,
     tail: Tail<U, H>,
     pace: Pace,
+    /// What the operator wanted when channels were put aside.
+    wanted: Inputs,
     records: PhantomData<fn(A, B)>,
 }
 
@@ -83,13 +101,28 @@ impl<A, B, U: Record, H: Collector<U>> TwoInputTask<A, B, U, H> {
             channels: Channels::new(cx.input()),
             tail: Tail::new(head, cx.metrics.clone(), cx.info.vertex.clone()),
             pace: Pace::new(),
+            wanted: Inputs::Both,
             records: PhantomData,
+        }
+    }
+
+    /// What the operator wants; both inputs if it waits for one that has ended.
+    fn wanted(&self) -> Inputs
+    where
+        A: Record,
+        B: Record,
+        H: TwoInput<A, B>,
+    {
+        match self.tail.next.wants() {
+            Inputs::First if self.channels.input_ended(0) => Inputs::Both,
+            Inputs::Second if self.channels.input_ended(1) => Inputs::Both,
+            wanted => wanted,
         }
     }
 
     fn end_turn(&mut self, records: u64, progress: Progress) -> Progress {
         self.channels.end_turn(&self.tail.metrics);
-        self.tail.end_turn(records);
+        self.tail.end_turn(records, matches!(progress, Progress::Ready));
         progress
     }
 }
@@ -113,6 +146,13 @@ where
                 let obstacle = self.tail.obstacle();
                 return self.end_turn(records, obstacle);
             }
+            if H::SELECTS {
+                let wanted = self.wanted();
+                if wanted != self.wanted {
+                    self.wanted = wanted;
+                    self.channels.gate.bring_back();
+                }
+            }
             let (channel, event) = match self.channels.gate.poll() {
                 Next::Data(channel) => (channel, None),
                 Next::Event(channel, event) => (channel, Some(event)),
@@ -131,14 +171,21 @@ where
                 self.channels.event(channel, event, |control| self.tail.next.control(control));
                 if self.channels.all_ended() {
                     self.channels.end_turn(&self.tail.metrics);
-                    self.tail.end_turn(records);
+                    self.tail.end_turn(records, false);
                     return self.tail.finish(|| cx.clock.now_ns() >= cx.until_ns);
                 }
                 continue;
             }
+            let input = self.channels.inputs[channel.0 as usize];
+            if H::SELECTS && matches!((self.wanted, input), (Inputs::First, 1) | (Inputs::Second, 0)) {
+                self.channels.gate.set_aside(channel);
+                continue;
+            }
             let timestamps = self.channels.timestamps[channel.0 as usize];
-            let (gate, limit) = (&mut self.channels.gate, self.pace.batch());
-            let read = match self.channels.inputs[channel.0 as usize] {
+            // What it wants next may change with each record.
+            let limit = if H::SELECTS { 1 } else { self.pace.batch() };
+            let gate = &mut self.channels.gate;
+            let read = match input {
                 0 => {
                     let mut head = First::<_, (A, B, U)>(&mut self.tail.next, PhantomData);
                     read::<A>(gate, channel, timestamps, limit, &mut head)
@@ -160,7 +207,7 @@ where
                 self.channels.control(channel, control, |control| self.tail.next.control(control));
             }
             let now_ns = cx.clock.now_ns();
-            if taken == limit {
+            if taken == limit && !H::SELECTS {
                 self.pace.took(now_ns - looked_at_ns, cx.quantum_ns());
             }
             looked_at_ns = now_ns;

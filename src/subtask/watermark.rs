@@ -69,6 +69,21 @@ impl WatermarkValve {
 mod tests {
     use super::*;
 
+    /// Goal: idle only when all inputs are, said once however often they repeat it; active again with the first
+    /// that is.
+    #[test]
+    fn f59_idleness_is_said_once_when_all_are_idle() {
+        let mut valve = WatermarkValve::new(3);
+        let mut said = Vec::new();
+        for channel in [0, 0, 2, 0, 1, 1, 2, 0] {
+            valve.take(channel, Control::Idle, |c| said.push(c));
+        }
+        assert_eq!(said, [Control::Idle]);
+        valve.take(2, Control::Active, |c| said.push(c));
+        valve.take(1, Control::Active, |c| said.push(c));
+        assert_eq!(said, [Control::Idle, Control::Active]);
+    }
+
     /// Goal: the least watermark counts, an idle channel does not hold it back, idleness is said once and
     /// only when all are idle, and time never goes back.
     #[test]

@@ -106,10 +106,11 @@ pub fn wire(plan: &Plan, graph: &LogicalGraph, links: &[ShardLinks]) -> Wired {
             operators: logical.operators.iter().map(|o| Arc::from(o.name.as_str())).collect(),
         };
         let factory = logical.factory.clone().expect("the plan has checked that every chain is closed");
-        let (exchange, counters) = (exchange.clone(), metrics.clone());
+        let (exchange, counters, group_hash) = (exchange.clone(), metrics.clone(), plan.group_hash);
         let make = Box::new(move |pool: &Pool| {
             let pool = pool.clone();
-            let mut cx = SubtaskContext { info, gate, outputs, exchange, metrics: counters, waker, pool };
+            let metrics = counters;
+            let mut cx = SubtaskContext { info, gate, outputs, exchange, group_hash, metrics, waker, pool };
             factory(&mut cx)
         });
         let deployment = Deployment { task: planned.task, make, ports, metrics: metrics.clone() };

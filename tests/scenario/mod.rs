@@ -1,8 +1,12 @@
 //! The scenarios.
 
+mod configuration;
 mod demos;
 mod drivers;
 mod failures;
+mod faults;
+mod flow;
+mod inputs;
 mod jobs;
 mod simulation;
 mod support;

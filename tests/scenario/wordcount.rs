@@ -171,7 +171,8 @@ fn json_is_one_object_with_the_figures() {
     let path = dir.path().join("in");
     fs::write(&path, b"one two\ntwo \xff three\nTHREE three\n").unwrap();
     for emit in ["final", "updates"] {
-        let (stdout, stderr) = succeeds(&["--input", text(&path), "--json", "--emit", emit]);
+        let (stdout, stderr) =
+            succeeds(&["--input", text(&path), "--json", "--emit", emit, "-Dtidegate.stall.threshold=1h"]);
         let figures: serde_json::Value = serde_json::from_str(&stdout).unwrap();
         assert_eq!(figures["words"], 6);
         assert_eq!(figures["distinct"], 3);
@@ -230,6 +231,19 @@ fn faults_are_named_and_leave_the_output_alone() {
         ),
         (&["--input", &good, "--parallelism", "0"], 1, &["parallelism", "0", "from 1 to 32768"]),
         (&["--input", &good, "--parallelism", "40000"], 1, &["40000", "from 1 to 32768"]),
+        (&["--input", &good, "--parallelism", "-1"], 1, &["parallelism", "-1", "from 1 to 32768"]),
+        // More channels than a job may have, and more memory than the machine.
+        (
+            &["--input", &good, "--parallelism", "20000"],
+            1,
+            &["parallelism 20000", "1048576 channels", "expected"],
+        ),
+        (
+            &["--input", &good, "--parallelism", "1000", "-Dtaskmanager.memory.segment-size=1mb"],
+            1,
+            &["bytes at once", "are available", "expected a smaller parallelism.default"],
+        ),
+        (&["--input", &good, "--shards", "-3"], 1, &["tidegate.shards", "-3", "from 1 to 1024"]),
         (
             &["--input", &good, "--parallelism", "8", "-Dpipeline.max-parallelism=4"],
             1,
@@ -267,6 +281,7 @@ fn faults_are_named_and_leave_the_output_alone() {
     let outputs: &[(&str, &str)] = &[
         ("nowhere/counts.tsv", "there is no directory"),
         ("out", "is a directory; expected the name of a file"),
+        ("text/counts.tsv", "expected"),
     ];
     for (output, piece) in outputs {
         let message = fails(&["--input", &good, "--output", &at(output)], 1);
@@ -294,12 +309,12 @@ fn waiting(dir: &Path, args: &[&str]) -> Child {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    for _ in 0..1_000 {
-        if !names(dir).is_empty() {
-            break;
-        }
+    // Two minutes at most.
+    let there = (0..12_000).any(|_| {
         std::thread::sleep(Duration::from_millis(10));
-    }
+        !names(dir).is_empty()
+    });
+    assert!(there, "two minutes, and no temporary output");
     child
 }
 

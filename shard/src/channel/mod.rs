@@ -101,6 +101,9 @@ struct ReceiverWords {
 struct SenderWords {
     /// Total of buffers sent, and of those that wait for credit.
     announced: AtomicU32,
+    /// Total of priority events: beside `announced`, which the receiver reads anyway, so that the lane itself
+    /// is looked at only when there is something in it.
+    priority: AtomicU32,
 }
 
 /// The subpartition's end.
@@ -111,6 +114,8 @@ pub struct Sender {
     words: Arc<Words>,
     spending: Spending,
     announced: u32,
+    /// Priority events sent.
+    priority: u32,
     blocked: Option<CheckpointId>,
     /// The `resumed` word as last seen.
     resumed: u64,
@@ -125,6 +130,9 @@ pub struct Receiver {
     back: Producer<SegmentId>,
     words: Arc<Words>,
     grants: Grants,
+    /// Priority events taken, and known to have been sent.
+    priority_taken: u32,
+    priority_known: u32,
     /// Checkpoint whose blocking barrier was read and not resumed.
     blocked: Option<CheckpointId>,
     region: Arc<Region>,
@@ -156,6 +164,7 @@ pub fn channel(
             words: words.clone(),
             spending: Spending::new(grants.granted()),
             announced: 0,
+            priority: 0,
             blocked: None,
             resumed: 0,
             idle,
@@ -167,6 +176,8 @@ pub fn channel(
             back: back_tx,
             words,
             grants,
+            priority_taken: 0,
+            priority_known: 0,
             blocked: None,
             region,
             bell: to_sender,
@@ -224,7 +235,11 @@ impl Sender {
     ///
     /// [`Full`] if as many as may wait already do: keep it and try again when rung.
     pub fn send_priority(&mut self, event: Event) -> Result<(), Full<Event>> {
-        self.lane.push(Box::new(event)).map_err(|Full(event)| Full(*event))
+        self.lane.push(Box::new(event)).map_err(|Full(event)| Full(*event))?;
+        self.priority = self.priority.wrapping_add(1);
+        // Relaxed, as `announced`: the doorbell publishes it, after the event.
+        self.words.sender.priority.store(self.priority, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Says how many buffers wait for credit; whether the receiver should hear of them now, by
@@ -295,7 +310,10 @@ impl Receiver {
     /// To be called when this side's doorbell was rung.
     pub fn rung(&mut self) {
         self.data.refresh();
-        self.lane.refresh();
+        self.priority_known = self.words.sender.priority.load(Ordering::Relaxed);
+        if self.priority_known != self.priority_taken {
+            self.lane.refresh();
+        }
     }
 
     /// The oldest item in the ring.
@@ -313,9 +331,21 @@ impl Receiver {
         item
     }
 
+    /// Whether an event that overtakes the ring waits, as far as this side has seen.
+    #[inline]
+    pub fn has_priority(&self) -> bool {
+        self.priority_known != self.priority_taken
+    }
+
     /// An event that overtakes the ring.
+    #[inline]
     pub fn take_priority(&mut self) -> Option<Event> {
-        self.lane.pop().map(|event| *event)
+        if !self.has_priority() {
+            return None;
+        }
+        let event = self.lane.pop()?;
+        self.priority_taken = self.priority_taken.wrapping_add(1);
+        Some(*event)
     }
 
     /// How far a buffer may be read; `last` is what was seen before, if nothing since (a doorbell, or the

@@ -209,14 +209,14 @@ mod tests {
     fn ring_between_two_threads() {
         let (mut tx, mut rx) = ring::<u64>(8);
         let producer = std::thread::spawn(move || {
-            for mut i in 0..100_000u64 {
+            for mut i in 0..10_000u64 {
                 while let Err(Full(back)) = tx.push(i) {
                     i = back;
                     std::thread::yield_now();
                 }
             }
         });
-        for i in 0..100_000u64 {
+        for i in 0..10_000u64 {
             let value = loop {
                 match rx.pop() {
                     Some(value) => break value,

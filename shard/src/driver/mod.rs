@@ -267,3 +267,28 @@ pub fn run(shard: &mut Shard, clock: &impl Clock, event: &EventFd, idle: IdleStr
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Goal: a shard without work looks for as long as its strategy says, and then sleeps until its next timer.
+    /// Method: virtual times below that of the first look at the thread's run delay.
+    #[test]
+    fn strategies_look_for_as_long_as_they_say() {
+        let at = |began_ns, next_timer_ns| Outcome { worked: false, began_ns, next_timer_ns, stopped: false };
+        let looks = |strategy, times: &[u64]| {
+            let mut idling = Idling::new(strategy);
+            times.iter().take_while(|ns| matches!(idling.next(&at(**ns, None)), Idle::Look)).count()
+        };
+        let times = [1_000, 2_000, 50_999, 51_000, 10_000_000];
+        assert_eq!(looks(IdleStrategy::Park, &times), 0);
+        assert_eq!(looks(IdleStrategy::Backoff { spin_ns: 50_000 }, &times), 3);
+        assert_eq!(looks(IdleStrategy::Backoff { spin_ns: 1_000 }, &times), 1);
+        assert_eq!(looks(IdleStrategy::Spin, &times), times.len());
+
+        let mut idling = Idling::new(IdleStrategy::Park);
+        assert!(matches!(idling.next(&at(1_000, Some(9_000))), Idle::Sleep(Some(9_000))));
+        assert!(matches!(idling.next(&at(8_000, Some(9_000))), Idle::Look), "too near to sleep for");
+    }
+}

@@ -56,6 +56,8 @@ const GIVEN_BACK_MAX: u32 = 4;
 pub struct InputGate {
     channels: Vec<InputChannel>,
     ready: VecDeque<u32>,
+    /// Channels that have something, and that the task does not want now.
+    aside: Vec<u32>,
     /// Channels that want more floating permits than were free, in the order in which they asked.
     wanting: VecDeque<u32>,
     to_publish: Vec<u32>,
@@ -89,6 +91,7 @@ impl InputGate {
         InputGate {
             channels,
             ready: VecDeque::with_capacity(count),
+            aside: Vec::new(),
             wanting: VecDeque::new(),
             to_publish: Vec::with_capacity(count),
             given_back: 0,
@@ -115,6 +118,10 @@ impl InputGate {
         input.rung();
         if !input.ready {
             input.ready = true;
+            self.ready.push_back(channel.0);
+        } else if input.receiver.has_priority() && self.aside.contains(&channel.0) {
+            // What overtakes the data overtakes the choice of inputs too.
+            self.aside.retain(|aside| *aside != channel.0);
             self.ready.push_back(channel.0);
         }
         // A sender with a backlog may be waiting for permits that we have, and no segment to remind us.
@@ -151,6 +158,22 @@ impl InputGate {
             }
         }
         Next::Empty
+    }
+
+    /// Puts the channel that [`poll`](Self::poll) has just named aside: polls pass it over, until
+    /// [`bring_back`](Self::bring_back). Its sender stops for want of credit.
+    ///
+    /// # Panics
+    ///
+    /// If it is another channel.
+    pub fn set_aside(&mut self, channel: ChannelIndex) {
+        assert_eq!(self.ready.pop_front(), Some(channel.0), "only the channel that is next is put aside");
+        self.aside.push(channel.0);
+    }
+
+    /// Has polls come to all channels again.
+    pub fn bring_back(&mut self) {
+        self.ready.extend(self.aside.drain(..));
     }
 
     /// The unread bytes of a channel that has data.

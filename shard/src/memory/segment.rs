@@ -1,8 +1,8 @@
 //! The mapped region of one shard, cut into segments that are read while they are written.
 //!
 //! ```text
-//! data    | segment 0 | segment 1 | ...        32 KiB each, nothing but records
-//! states  | 128 bytes | 128 bytes | ...        beside the data, so that data stays aligned
+//! data    | segment 0 | line | segment 1 | ... 32 KiB each, nothing but records
+//! states  | 128 bytes | 128 bytes | ...        a line each, apart from the data
 //!
 //! state word:  generation (32 bits) | SEALED (1) | committed bytes (31)
 //! ```
@@ -18,6 +18,11 @@
 //! So no byte is ever written and read at the same time, and no reference to a whole segment exists.
 //! The region is private anonymous memory, 2 MiB-aligned, huge pages asked for, and first touched by its
 //! owner, which is all the NUMA placement there is.
+//!
+//! From one segment to the next it is an odd number of cache lines. A task that deals records out to many
+//! channels fills their segments side by side, at the same offset; with a power of two between them all these
+//! lines would lie in the same set of the cache, and from some dozens of channels on each record would be a
+//! miss.
 
 use crate::sync::{AtomicU64, Ordering};
 
@@ -109,6 +114,8 @@ pub struct Region {
     map_len: usize,
     base: *mut u8,
     segment_size: u32,
+    /// Bytes from the beginning of one segment to that of the next.
+    pitch: usize,
     states: Box<[SegmentState]>,
 }
 
@@ -120,14 +127,27 @@ unsafe impl Sync for Region {}
 
 const HUGE_PAGE: usize = 2 << 20;
 
+const CACHE_LINE: usize = 64;
+
+/// The least odd number of cache lines that holds a segment, in bytes.
+const fn pitch(segment_size: u32) -> usize {
+    ((segment_size as usize).div_ceil(CACHE_LINE) | 1) * CACHE_LINE
+}
+
 impl Region {
+    /// Bytes that a region of `segments` segments takes: whole huge pages.
+    const fn bytes_of(segments: u32, segment_size: u32) -> usize {
+        let bytes = segments as usize * pitch(segment_size);
+        (if bytes == 0 { 1 } else { bytes }).next_multiple_of(HUGE_PAGE)
+    }
+
     /// Maps `segments` segments of `segment_size` bytes and touches them, on the calling thread.
     ///
     /// # Errors
     ///
     /// [`RegionError`] if the kernel refuses the memory: use fewer or smaller segments.
     pub fn map(segments: u32, segment_size: u32) -> Result<Region, RegionError> {
-        let bytes = (segments as usize * segment_size as usize).max(1).next_multiple_of(HUGE_PAGE);
+        let bytes = Self::bytes_of(segments, segment_size);
         // One huge page more, so that an aligned base lies in it.
         let map_len = bytes + HUGE_PAGE;
         // SAFETY: a fresh private mapping at an address of the kernel's choice touches nothing of ours.
@@ -167,7 +187,7 @@ impl Region {
             }
         }
         let states = (0..segments).map(|_| SegmentState::new()).collect();
-        Ok(Region { map, map_len, base, segment_size, states })
+        Ok(Region { map, map_len, base, segment_size, pitch: pitch(segment_size), states })
     }
 
     /// Number of segments.
@@ -190,7 +210,7 @@ impl Region {
     #[inline(always)]
     pub(crate) fn data(&self, segment: SegmentId) -> *mut u8 {
         assert!((segment.0 as usize) < self.states.len());
-        self.base.wrapping_add(segment.0 as usize * self.segment_size as usize)
+        self.base.wrapping_add(segment.0 as usize * self.pitch)
     }
 
     /// The bytes `from..to` of a segment.
@@ -213,5 +233,30 @@ impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: whoever could point into the mapping held this region by `Arc`.
         unsafe { libc::munmap(self.map.cast(), self.map_len) };
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Goal: segments do not overlap, and those of neighbouring channels, filled side by side, spread over
+    /// the sets of a cache, whatever their size.
+    #[test]
+    fn segments_are_an_odd_number_of_lines_apart() {
+        for size in [64, 72, 256, 1000, 4096, 32 << 10, 1 << 20] {
+            let region = Region::map(65, size).expect("a small mapping");
+            let at: Vec<usize> = (0..65).map(|id| region.data(SegmentId(id)) as usize).collect();
+            assert!(at.windows(2).all(|pair| pair[1] - pair[0] >= size as usize), "{size}: overlap");
+            // A first-level cache of 64 sets of lines.
+            let mut sets: Vec<usize> = at[..64].iter().map(|at| at / CACHE_LINE % 64).collect();
+            sets.sort_unstable();
+            sets.dedup();
+            assert_eq!(sets.len(), 64, "{size}: several segments begin in one set");
+            assert!(
+                at[64] + size as usize <= at[0] + Region::bytes_of(65, size),
+                "{size}: beyond the region"
+            );
+        }
     }
 }

@@ -84,6 +84,9 @@ impl Cursor {
     }
 }
 
+/// Part of a segment, one in so many, below which it is little that a lane has to hand over.
+const LITTLE_PART: u32 = 8;
+
 /// The segment that a lane is filling.
 struct Open {
     segment: SegmentId,
@@ -437,11 +440,19 @@ impl ResultPartition {
     }
 
     /// Hands over to consumers that are idle and were not handed anything in this spell.
-    pub fn flush_to_idle(&mut self) {
+    ///
+    /// If there is `more` to come, because the turn ended with its quantum, a lane that has little is left to
+    /// fill: with very many lanes each gets little in a turn, and a consumer's visit to a channel costs as much
+    /// as some hundred records. It leaves in one of the next turns, or when nothing more comes, or by time.
+    pub fn flush_to_idle(&mut self, more: bool) {
         if !self.flush_to_idle {
             return;
         }
+        let least = if more { self.region.segment_size() / LITTLE_PART } else { 1 };
         for lane in 0..self.lanes.len() {
+            if self.uncommitted(lane) < least {
+                continue;
+            }
             let unserved = |sub: &Subpartition| {
                 let spell = sub.sender.idle_spell();
                 spell & 1 == 1 && spell != sub.served_spell
@@ -454,6 +465,15 @@ impl ResultPartition {
                 }
             }
         }
+    }
+
+    /// Bytes of a lane's open segment that were not handed over.
+    #[inline]
+    fn uncommitted(&self, lane: usize) -> u32 {
+        self.lanes[lane]
+            .open
+            .as_ref()
+            .map_or(0, |open| (self.cursors[lane].at as usize - open.base as usize) as u32 - open.committed)
     }
 
     /// To be called when the doorbell of a channel rang: takes segments back and sends what waited.

@@ -43,7 +43,7 @@ pub(crate) struct Exchange {
     record_size: u32,
 
     /// About how long one run takes, in seconds
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
     seconds: f64,
 
     /// Counted runs of each number of channels, in turn
@@ -188,7 +188,7 @@ where
 /// Sources and consumers of so many channels: a power of two, with twice the consumers where it must be.
 fn split(channels: u32) -> Result<(u32, u32), CliError> {
     if !channels.is_power_of_two() {
-        return Err(format!("--channels {channels} is not a power of two").into());
+        return Err(format!("--channels {channels} is not a power of two; expected 2, 4, 8 … 65536").into());
     }
     let sources = 1 << (channels.trailing_zeros() / 2);
     Ok((sources, channels / sources))

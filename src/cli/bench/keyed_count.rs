@@ -34,7 +34,7 @@ pub(crate) struct KeyedCount {
     keys: u64,
 
     /// Parallel instances of source and count [default: one a shard]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     parallelism: Option<String>,
 
     /// About how long one run takes, in seconds

@@ -27,7 +27,7 @@ pub(crate) struct Words {
     input: Vec<PathBuf>,
 
     /// Parallel instances of text and count [default: one a shard]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     parallelism: Option<String>,
 
     /// Counted runs, after one that warms up

@@ -42,7 +42,7 @@ pub(crate) struct Wordcount {
     output: Option<PathBuf>,
 
     /// Parallel instances of each operator [default: one a shard]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     parallelism: Option<String>,
 
     /// Each word once at the end, sorted by bytes; or a row for each word that is read

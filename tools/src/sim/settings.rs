@@ -90,6 +90,7 @@ impl Settings {
             parallelism: 2,
             max_parallelism: None,
             exchange: self.exchange.clone(),
+            group_hash: Default::default(),
             memory_bytes_max,
         }
     }

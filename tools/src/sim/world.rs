@@ -390,7 +390,7 @@ impl World {
                 }
             }
             if metrics.turns.get() > 0 && metrics.buffers_in.get() > 0 {
-                let watermark = metrics.watermark.get() as i64;
+                let watermark = metrics.watermark();
                 if watermark < self.watermarks[number] {
                     return Err(format!(
                         "the watermark of {} fell from {} to {watermark}",
@@ -467,7 +467,7 @@ impl World {
                 metrics.exclusive_used.get(),
                 metrics.floating_used.get(),
                 metrics.turns.get(),
-                metrics.time.read(self.clock.peek_ns()),
+                metrics.time.read(|| self.clock.peek_ns()).0,
             );
         }
         let _ = write!(text, "  {} sources wait to be woken, {:?}", self.ledger.waiting(), self.machine);
