@@ -12,16 +12,8 @@ pub trait Partitioner<T: Record>: 'static {
     /// The lane, below `lanes`.
     fn lane(&mut self, record: T::Ref<'_>, lanes: usize) -> usize;
 
-    /// The hash by which the lane is found; only where [`BY_HASH`](Self::BY_HASH).
-    fn hash(&self, _: T::Ref<'_>) -> i32 {
-        0
-    }
-
-    /// The lane of each hash; only where [`BY_HASH`](Self::BY_HASH).
-    fn lanes_of(&self, _: &[i32], _: &mut [u16]) {}
-
     /// The lane of each record, as many as there are places; only where [`BY_HASH`](Self::BY_HASH).
-    fn lanes_of_records<'a>(&self, _: impl Iterator<Item = T::Ref<'a>>, _: &mut [u16]) {}
+    fn lanes_of<'a>(&self, _: impl Iterator<Item = T::Ref<'a>>, _: &mut [u16]) {}
 }
 
 /// Recipe of a partitioner, one for each subtask.
@@ -69,22 +61,12 @@ where
 
     #[inline(always)]
     fn lane(&mut self, record: T::Ref<'_>, _: usize) -> usize {
-        let group = self.assigner.group(self.hash(record));
+        let group = self.assigner.group(K::java_hash((self.key)(record)));
         self.assigner.subtask_of(group) as usize
     }
 
     #[inline(always)]
-    fn hash(&self, record: T::Ref<'_>) -> i32 {
-        K::java_hash((self.key)(record))
-    }
-
-    #[inline(always)]
-    fn lanes_of(&self, hashes: &[i32], lanes: &mut [u16]) {
-        self.assigner.subtasks(hashes.iter(), |hash| *hash, lanes);
-    }
-
-    #[inline(always)]
-    fn lanes_of_records<'a>(&self, records: impl Iterator<Item = T::Ref<'a>>, lanes: &mut [u16]) {
+    fn lanes_of<'a>(&self, records: impl Iterator<Item = T::Ref<'a>>, lanes: &mut [u16]) {
         self.assigner.subtasks(records, |record| K::java_hash((self.key)(record)), lanes);
     }
 }

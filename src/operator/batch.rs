@@ -94,7 +94,6 @@ impl<'a, T: Record> Batch<'a, T> for Owned<'a, T> {
 /// Encoded records of fixed size, read where they lie.
 pub struct Encoded<'a, T> {
     bytes: &'a [u8],
-    stride: usize,
     record: std::marker::PhantomData<fn() -> T>,
 }
 
@@ -110,6 +109,12 @@ impl<'a, T: Record> Encoded<'a, T> {
     /// Whether records of `T` can be read so: of fixed size, and in place.
     pub const POSSIBLE: bool = T::STRIDE.is_some() && size_of::<T::Scratch>() == 0;
 
+    /// Bytes of a record; of no meaning where these are not `POSSIBLE`.
+    const STRIDE: usize = match T::STRIDE {
+        Some(stride) => stride as usize,
+        None => 1,
+    };
+
     /// The records in `bytes`, once each was found to decode. Of a type that is only a pattern of bits, as
     /// numbers are, nothing is left of that look.
     ///
@@ -119,11 +124,10 @@ impl<'a, T: Record> Encoded<'a, T> {
     #[inline(always)]
     pub fn new(bytes: &'a [u8]) -> Result<Self, DecodeError> {
         assert!(Self::POSSIBLE, "records of another kind are decoded one by one");
-        let stride = T::STRIDE.map_or(1, |stride| stride as usize);
-        for record in bytes.chunks_exact(stride) {
+        for record in bytes.chunks_exact(Self::STRIDE) {
             Self::decode(record)?;
         }
-        Ok(Encoded { bytes, stride, record: std::marker::PhantomData })
+        Ok(Encoded { bytes, record: std::marker::PhantomData })
     }
 
     #[inline(always)]
@@ -136,24 +140,23 @@ impl<'a, T: Record> Encoded<'a, T> {
 impl<'a, T: Record> Batch<'a, T> for Encoded<'a, T> {
     #[inline(always)]
     fn len(self) -> usize {
-        self.bytes.len() / T::STRIDE.map_or(self.stride, |stride| stride as usize)
+        self.bytes.len() / Self::STRIDE
     }
 
     #[inline(always)]
     fn records(self) -> impl Iterator<Item = T::Ref<'a>> {
-        let stride = T::STRIDE.map_or(self.stride, |stride| stride as usize);
         let decode = |record| Self::decode(record).expect("it decoded when the batch was made");
-        self.bytes.chunks_exact(stride).map(decode)
+        self.bytes.chunks_exact(Self::STRIDE).map(decode)
     }
 
     #[inline(always)]
     fn first(self, len: usize) -> Self {
-        Encoded { bytes: &self.bytes[..len * self.stride], ..self }
+        Encoded { bytes: &self.bytes[..len * Self::STRIDE], ..self }
     }
 
     #[inline(always)]
     fn behind(self, len: usize) -> Self {
-        Encoded { bytes: &self.bytes[len * self.stride..], ..self }
+        Encoded { bytes: &self.bytes[len * Self::STRIDE..], ..self }
     }
 }
 

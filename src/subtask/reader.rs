@@ -23,7 +23,18 @@ pub(super) trait Take<T: Record> {
     fn may_wait(&self) -> bool;
     fn offer(&mut self, record: T::Ref<'_>, at: Timestamp) -> Wait;
     fn wants_batches(&self) -> bool;
-    fn take_batch<'a>(&mut self, batch: impl Batch<'a, T>, times: &[Timestamp]) -> usize;
+
+    /// Takes records one after the other until the batch ends or it is no longer ready; how many.
+    #[inline(always)]
+    fn take_batch<'a>(&mut self, batch: impl Batch<'a, T>, times: &[Timestamp]) -> usize {
+        for (taken, record) in batch.records().enumerate() {
+            if !self.ready() {
+                return taken;
+            }
+            self.take(record, times.get(taken).copied().unwrap_or(NO_TIMESTAMP));
+        }
+        batch.len()
+    }
 }
 
 /// A chain as the head of its own input.
@@ -202,11 +213,7 @@ fn read_framed<T: Record>(
                 }
             }
             if !batch.is_empty() {
-                let took = if head.wants_batches() {
-                    head.take_batch(Views(&batch), &times)
-                } else {
-                    one_by_one(head, &batch, &times)
-                };
+                let took = head.take_batch(Views(&batch), &times);
                 taken += took as u32;
                 at = if took > 0 { ends[took - 1] } else { at };
                 if took < batch.len() {
@@ -270,17 +277,6 @@ fn read_framed<T: Record>(
         gate.begin_assembly(channel, HEADER_BYTES, len);
     }
     Ok((taken, stop))
-}
-
-#[inline(always)]
-fn one_by_one<T: Record>(head: &mut impl Take<T>, batch: &[T::Ref<'_>], times: &[Timestamp]) -> usize {
-    for (taken, record) in batch.iter().enumerate() {
-        if !head.ready() {
-            return taken;
-        }
-        head.take(*record, times.get(taken).copied().unwrap_or(NO_TIMESTAMP));
-    }
-    batch.len()
 }
 
 /// A record that spans buffers: adds what has come, and hands it over when it is whole.

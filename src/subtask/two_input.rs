@@ -3,8 +3,8 @@
 use super::SubtaskContext;
 use super::reader::{Channels, Stop, Take, read};
 use super::tail::{Pace, Tail};
-use crate::operator::{Batch, Collector, Wait};
-use crate::record::{NO_TIMESTAMP, Record, Timestamp};
+use crate::operator::{Collector, Wait};
+use crate::record::{Record, Timestamp};
 use std::marker::PhantomData;
 use tidegate_shard::input::Next;
 use tidegate_shard::mailbox::Mail;
@@ -67,16 +67,6 @@ macro_rules! take {
             #[inline(always)]
             fn wants_batches(&self) -> bool {
                 false
-            }
-
-            fn take_batch<'a>(&mut self, batch: impl Batch<'a, $type>, times: &[Timestamp]) -> usize {
-                for (taken, record) in batch.records().enumerate() {
-                    if !self.0.ready() {
-                        return taken;
-                    }
-                    self.0.$method(record, times.get(taken).copied().unwrap_or(NO_TIMESTAMP));
-                }
-                batch.len()
             }
         }
     };

@@ -1,6 +1,6 @@
 //! The end of a chain that writes to an exchange: partitioner, codec, result partition.
 
-use crate::operator::{Batch, Collector, Control, OperatorFailure, Step, one_by_one};
+use crate::operator::{Batch, Collector, Control, Encoded, OperatorFailure, Step, one_by_one};
 use crate::partitioner::Partitioner;
 use crate::record::{Record, Timestamp};
 use std::marker::PhantomData;
@@ -20,7 +20,7 @@ pub(crate) fn stride<T: Record>(timestamps: bool) -> u32 {
     }
 }
 
-/// Records of fixed size whose lanes are found together: several hashes at once take a fourth of the time.
+/// Records of fixed size whose lanes are found together, at most.
 const STAGED: usize = 64;
 
 /// Bytes of staged records, so that what is staged when a partition becomes unavailable fits in what it
@@ -30,12 +30,11 @@ const STAGED_BYTES_MAX: usize = 2048;
 /// Encodes records into the lanes of a result partition.
 ///
 /// Where lanes are found by hash, records of fixed size are staged until there are some dozens, or until
-/// anybody looks at the partition.
+/// anybody looks at the partition: together with their neighbours their lanes are found in a fourth of the time.
 pub struct WriterEnd<T: Record, P> {
     partition: ResultPartition,
-    /// Staged records, encoded, and their hashes.
+    /// Staged records, encoded.
     staged: Vec<u8>,
-    hashes: [i32; STAGED],
     staged_count: usize,
     /// Records to stage; 0 where each is put at once.
     staged_max: usize,
@@ -51,7 +50,11 @@ pub struct WriterEnd<T: Record, P> {
 impl<T: Record, P: Partitioner<T>> WriterEnd<T, P> {
     pub(crate) fn new(partition: ResultPartition, partitioner: P, timestamps: bool) -> Self {
         let stride = partition.stride() as usize;
-        let stages = P::BY_HASH && stride != 0 && !timestamps && !partition.flushes_every_record();
+        let stages = P::BY_HASH
+            && Encoded::<T>::POSSIBLE
+            && stride != 0
+            && !timestamps
+            && !partition.flushes_every_record();
         let staged_max = if stages {
             // No more than a part of a segment, so that small segments are not overrun.
             let bytes = STAGED_BYTES_MAX.min(partition.segment_size() as usize / 4);
@@ -61,7 +64,6 @@ impl<T: Record, P: Partitioner<T>> WriterEnd<T, P> {
         };
         WriterEnd {
             staged: vec![0; staged_max * stride],
-            hashes: [0; STAGED],
             staged_count: 0,
             staged_max,
             timestamps,
@@ -78,14 +80,23 @@ impl<T: Record, P: Partitioner<T>> WriterEnd<T, P> {
     /// Puts what is staged into the partition.
     #[inline(never)]
     fn unstage(&mut self) {
-        let count = std::mem::take(&mut self.staged_count);
-        let (1.., Some(len)) = (count, T::STRIDE) else { return };
-        let len = len as usize;
-        let mut lanes = [0u16; STAGED];
-        let lanes = &mut lanes[..count];
-        self.partitioner.lanes_of(&self.hashes[..count], lanes);
-        let records = self.staged[..count * len].chunks_exact(len);
-        self.partition.put_all_fixed(lanes, records, len, |record, out| out.copy_from_slice(record));
+        let (count @ 1.., Some(len)) = (std::mem::take(&mut self.staged_count), T::STRIDE) else { return };
+        let staged = std::mem::take(&mut self.staged);
+        let part = Encoded::<T>::new(&staged[..count * len as usize]).expect("what was encoded decodes");
+        self.put_part(part, len as usize);
+        self.staged = staged;
+    }
+
+    /// Puts up to [`STAGED`] records of fixed size into the partition: lanes, then straight into segments.
+    #[inline(always)]
+    fn put_part<'a>(&mut self, part: impl Batch<'a, T>, len: usize) {
+        let mut lanes = [0; STAGED];
+        let lanes = &mut lanes[..part.len()];
+        // Where there is but one lane its hash need not be known.
+        if self.lanes > 1 {
+            self.partitioner.lanes_of(part.records(), lanes);
+        }
+        self.partition.put_all_fixed(lanes, part.records(), len, T::encode);
     }
 
     /// The way of records that are not written as fixed ones without a timestamp.
@@ -119,7 +130,6 @@ impl<T: Record, P: Partitioner<T>> Collector<T> for WriterEnd<T, P> {
     fn collect(&mut self, record: T::Ref<'_>, at: Timestamp) {
         if let (true, Some(len)) = (P::BY_HASH && self.staged_max != 0 && self.lanes > 1, T::STRIDE) {
             let (len, count) = (len as usize, self.staged_count);
-            self.hashes[count] = self.partitioner.hash(record);
             T::encode(record, &mut self.staged[count * len..][..len]);
             self.staged_count = count + 1;
             if self.staged_count == self.staged_max {
@@ -127,7 +137,6 @@ impl<T: Record, P: Partitioner<T>> Collector<T> for WriterEnd<T, P> {
             }
             return;
         }
-        // Where there is but one lane its hash need not be known.
         let one = P::BY_HASH && self.lanes == 1;
         let lane = if one { 0 } else { self.partitioner.lane(record, self.lanes) };
         match T::STRIDE {
@@ -138,7 +147,7 @@ impl<T: Record, P: Partitioner<T>> Collector<T> for WriterEnd<T, P> {
         }
     }
 
-    /// Where records of fixed size go by hash, a part at a time: lanes, then straight into segments.
+    /// Where records of fixed size go by hash, a part at a time.
     #[inline(always)]
     fn collect_batch<'a>(&mut self, batch: impl Batch<'a, T>, times: &[Timestamp]) -> usize {
         let (true, Some(len)) = (P::BY_HASH && self.staged_max != 0, T::STRIDE) else {
@@ -148,12 +157,7 @@ impl<T: Record, P: Partitioner<T>> Collector<T> for WriterEnd<T, P> {
         while taken < batch.len() && self.ready() {
             self.unstage();
             let part = batch.behind(taken).first((batch.len() - taken).min(self.staged_max));
-            let mut lanes = [0; STAGED];
-            let lanes = &mut lanes[..part.len()];
-            if self.lanes > 1 {
-                self.partitioner.lanes_of_records(part.records(), lanes);
-            }
-            self.partition.put_all_fixed(lanes, part.records(), len as usize, T::encode);
+            self.put_part(part, len as usize);
             taken += part.len();
         }
         taken
