@@ -21,7 +21,7 @@
 //! **Why not** a table that is emptied when it is full? It hands out everything at once,
 //! the frequent keys with the rest, and the exchange gets bursts.
 
-use tidegate_storage::table::{Arena, TableKey};
+use tidegate_storage::table::{Arena, TableKey, prefetch};
 
 /// Bytes of keys outside the slots. Beyond, entries are handed out until it is less.
 pub const KEY_BYTES_MAX: usize = 1 << 20;
@@ -220,31 +220,12 @@ fn holds<K: TableKey>(cell: &K::Cell, place: &Place<K::Cell>, key: K::Ref<'_>, k
     }
 }
 
-/// Asks for the cache line at the beginning of `value`.
-#[inline(always)]
-fn prefetch<T>(value: &T) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 processor has SSE, and a prefetch changes nothing that a program can see.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = value;
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limit::splitmix;
     use std::collections::BTreeMap;
     use tidegate_storage::table::{Bytes, Fixed};
-
-    fn splitmix(state: &mut u64) -> u64 {
-        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
 
     /// Goal: each record is in exactly one value that comes out.
     /// Method: skewed keys, short and long, through tables of 2 to 1,024 slots, drained in the middle, in small
@@ -252,13 +233,13 @@ mod tests {
     #[test]
     fn what_comes_out_adds_up_to_what_went_in() {
         for slots in [1, 2, 8, 64, 1_024] {
-            let (mut combiner, mut seed) = (Combiner::<Bytes, u64>::new(slots), slots as u64);
+            let mut combiner = Combiner::<Bytes, u64>::new(slots);
             let mut expected: BTreeMap<Vec<u8>, u64> = BTreeMap::new();
             let mut found: BTreeMap<Vec<u8>, u64> = BTreeMap::new();
             let mut out =
                 |held: Held<'_, Bytes>, value: &u64| *found.entry(held.key().to_vec()).or_default() += value;
             for i in 0..40_000u64 {
-                let drawn = splitmix(&mut seed);
+                let drawn = splitmix((slots as u64) << 32 | i);
                 let key = (drawn % 2_000).min(drawn >> 32 & 255);
                 let key = "k".repeat(1 + key as usize % 40) + &key.to_string();
                 combiner.update(key.as_bytes(), |value| *value += i, &mut out);

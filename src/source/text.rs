@@ -10,7 +10,8 @@
 //!   gzip, pipe, stdin ──────┴ reader thread ───┘
 //! ```
 //!
-//! A line, or a block of whole lines, is emitted as a `&str` that points into the buffer: no copy but the kernel's, no allocation.
+//! A line, or a block of whole lines, is emitted as a `&str` that points into the buffer: no copy but the
+//! kernel's, no allocation.
 //! Bytes that are not UTF-8 become U+FFFD and the line is counted, or fail the job if
 //! [`TextOptions::strict`] is set.
 

@@ -7,8 +7,7 @@
 #![forbid(unsafe_code)]
 
 use super::directory::OpenFile;
-use super::memory::Block;
-use super::{Completion, Device, FileSlot, Operation, OperationId, Request, Wake};
+use super::{Completion, Device, FileSlot, Operation, Request, Wake};
 use crate::config::OPEN_FILES_MAX;
 use std::fs::File;
 use std::io;
@@ -18,22 +17,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// What the thread is to do. The submitter bounds how many there are: a staging block or a sync of a file each.
-enum Job {
-    Write {
-        id: OperationId,
-        file: Arc<File>,
-        block: Block,
-        start: usize,
-        length: usize,
-        offset: u64,
-        then_sync: Option<OperationId>,
-    },
-    Sync {
-        id: OperationId,
-        file: Arc<File>,
-    },
-}
+/// An operation and the file behind its slot. The submitter bounds how many there are: a staging block or a sync of
+/// a file each.
+type Job = (Operation, Arc<File>);
 
 /// The device; its thread ends with it, after what was submitted.
 pub(crate) struct BlockingDevice {
@@ -77,10 +63,10 @@ fn sync(file: &File) -> Result<usize, i32> {
 }
 
 fn run(jobs: Receiver<Job>, done: Sender<Completion>, wake: Wake) {
-    while let Ok(job) = jobs.recv() {
-        let sent = match job {
-            Job::Sync { id, file } => done.send(Completion { id, result: sync(&file), block: None }),
-            Job::Write { id, file, block, start, length, offset, then_sync } => {
+    while let Ok((Operation { id, request }, file)) = jobs.recv() {
+        let sent = match request {
+            Request::Sync { .. } => done.send(Completion { id, result: sync(&file), block: None }),
+            Request::Write { block, start, length, offset, then_sync, .. } => {
                 let bytes = &block[start..start + length];
                 let result = file.write_at(bytes, offset).map_err(|error| error_number(&error));
                 let synced = then_sync.map(|id| {
@@ -115,17 +101,13 @@ impl Device for BlockingDevice {
     }
 
     fn submit(&mut self, operation: Operation) {
-        let Operation { id, request } = operation;
-        let (job, count) = match request {
-            Request::Sync { file } => (Job::Sync { id, file: self.file(file) }, 1),
-            Request::Write { file, block, start, length, offset, then_sync } => (
-                Job::Write { id, file: self.file(file), block, start, length, offset, then_sync },
-                1 + usize::from(then_sync.is_some()),
-            ),
+        let (slot, count) = match &operation.request {
+            Request::Sync { file } => (*file, 1),
+            Request::Write { file, then_sync, .. } => (*file, 1 + usize::from(then_sync.is_some())),
         };
         let jobs = self.jobs.as_ref().expect("open until drop");
         // The thread ends only when this sender is gone, or with the process.
-        jobs.send(job).expect("the disk thread runs while the device does");
+        jobs.send((operation, self.file(slot))).expect("the disk thread runs while the device does");
         self.in_flight += count;
     }
 

@@ -51,6 +51,7 @@ pub use cursor::{Cursor, Iter};
 pub use key::{Bytes, Fixed, TableKey};
 
 use group::Group;
+pub use page::prefetch;
 use page::{Page, Slot, directory_bits};
 use pool::Pool;
 use std::cell::UnsafeCell;
@@ -257,8 +258,7 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
         } else {
             self.remove_overflow(index as u32, slot);
         }
-        self.len -= 1;
-        self.sparse = self.len * 2 <= self.group_count as usize;
+        self.set_len(self.len - 1);
         self.shrink(index);
         Some(value)
     }
@@ -283,6 +283,11 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
     /// The arena of the values, to put and free blobs.
     pub fn blobs_mut(&mut self) -> &mut Arena {
         &mut self.blobs
+    }
+
+    fn set_len(&mut self, len: usize) {
+        self.len = len;
+        self.sparse = len * 2 <= self.group_count as usize;
     }
 
     /// Where the group is kept. One that is not owned shares its place with another:
@@ -367,8 +372,7 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
         // Before anything is changed, since it is the user's and may panic.
         let value = default();
         let cell = K::store(key, &mut self.keys);
-        self.len += 1;
-        self.sparse = self.len * 2 <= self.group_count as usize;
+        self.set_len(self.len + 1);
         self.insert(self.index(group), hash, Slot { cell, value: std::mem::MaybeUninit::new(value) })
     }
 }

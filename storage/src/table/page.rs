@@ -382,7 +382,7 @@ impl<C: Copy + 'static, V: Copy> Page<C, V> {
 
 /// Asks for the cache line at `address`. A hint: any address will do.
 #[inline(always)]
-pub(super) fn prefetch<T>(address: *const T) {
+pub fn prefetch<T>(address: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch reads nothing and never faults.
     unsafe {
