@@ -241,7 +241,7 @@ impl Exchange {
         }
         let rows = shapes.iter().enumerate().map(|(index, (sources, consumers))| {
             let cost = Spread::of(costs[index].iter().copied());
-            let ratio = Spread::of(costs[index].iter().zip(&costs[0]).map(|(cost, first)| cost / first));
+            let ratio = Spread::of_ratios(&costs[index], &costs[0]);
             Row {
                 channels: self.channels[index],
                 sources: *sources,

@@ -21,7 +21,7 @@ use tidegate_storage::config::{BackendChoice, LogConfig};
 use tidegate_storage::device::Wake;
 use tidegate_storage::device::directory::{ReadMode, RealDirectory};
 use tidegate_storage::device::probe::{self, Chosen};
-use tidegate_storage::format::FRAME_HEADER_BYTES;
+use tidegate_storage::format::{FRAME_HEADER_BYTES, frame_stored_bytes};
 use tidegate_storage::handle::Handle;
 use tidegate_storage::log::file::{FileKind, Keeper, LogFiles, SharedFiles};
 use tidegate_storage::log::frame::{FrameKind, FrameTag};
@@ -279,7 +279,7 @@ impl Log {
         let rounds = (run_s * rate / bytes as f64).round().max(1.0) as u32;
         let appends = ((run_s / 0.0002) as usize).clamp(50, 100_000);
         let append_bytes = self.append_bytes as usize;
-        let stored = (append_bytes + FRAME_HEADER_BYTES).next_multiple_of(4096);
+        let stored = frame_stored_bytes(append_bytes);
 
         let (mut log, mut limits, mut p50, mut p99) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (mut limit_p50, mut limit_p99) = (Vec::new(), Vec::new());
@@ -320,9 +320,8 @@ impl Log {
             }
         }
         let spread = |figures: &[f64]| (!figures.is_empty()).then(|| Spread::of(figures.iter().copied()));
-        let ratio = |ours: &[f64], theirs: &[f64]| {
-            (!theirs.is_empty()).then(|| Spread::of(ours.iter().zip(theirs).map(|(a, b)| a / b)))
-        };
+        let ratio =
+            |ours: &[f64], theirs: &[f64]| (!theirs.is_empty()).then(|| Spread::of_ratios(ours, theirs));
         let median = |spread: &Option<Spread>| spread.as_ref().map(|spread| spread.median);
         let (limit_spread, ratio_spread) = (spread(&limits), ratio(&log, &limits));
         let append_ratio_spread = ratio(&p50, &limit_p50);

@@ -22,6 +22,11 @@ impl Spread {
         Spread { median, min: sorted[0], max: sorted[sorted.len() - 1] }
     }
 
+    /// Of the ratios of alternated pairs, of which there is at least one.
+    pub fn of_ratios(ours: &[f64], theirs: &[f64]) -> Spread {
+        Spread::of(ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs))
+    }
+
     /// `median (min … max)` with so many decimals.
     pub fn text(&self, decimals: usize) -> String {
         let Spread { median, min, max } = self;

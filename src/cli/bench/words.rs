@@ -125,7 +125,7 @@ impl Words {
         }
         let rate = Spread::of(ours.iter().copied());
         let limit = way.map(|_| Spread::of(limits.iter().copied()));
-        let ratio = way.map(|_| Spread::of(ours.iter().zip(&limits).map(|(ours, limit)| ours / limit)));
+        let ratio = way.map(|_| Spread::of_ratios(&ours, &limits));
         let words = expected.outcome.records;
         let figures = Figures {
             bytes: expected.bytes,
