@@ -1,6 +1,7 @@
 //! Tidegate: a stream-processing engine for one Linux machine, one pinned shard a core.
 
 pub mod api;
+pub mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod coordinator;

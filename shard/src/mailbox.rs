@@ -4,6 +4,7 @@
 //! assignments that were sent before it. A full mailbox refuses its sender, which is the coordinator and
 //! can try again; shards never send each other mail.
 
+use crate::barrier::{Barrier, CheckpointId};
 use std::collections::VecDeque;
 
 /// A request to a task.
@@ -13,6 +14,12 @@ pub enum Mail {
     Cancel,
     /// A source: emit no more and end as if the input had; other tasks ignore it.
     Stop,
+    /// A source: take a checkpoint and send its barrier.
+    Trigger(Barrier),
+    /// A checkpoint is complete: what was pending for it may be made visible.
+    Complete(CheckpointId),
+    /// A checkpoint was given up: do not wait for its barriers, forget what was written for it.
+    Abort(CheckpointId),
     /// Report how long this mail has waited: sent at this time, in nanoseconds.
     Probe {
         /// When it was sent.

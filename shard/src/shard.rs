@@ -461,7 +461,7 @@ impl Shard {
                     Mail::Probe { sent_at_ns } => self
                         .reports
                         .report(self.id, Report::Probed(TaskIndex(index), now_ns.saturating_sub(sent_at_ns))),
-                    Mail::Stop => {}
+                    Mail::Stop | Mail::Trigger(_) | Mail::Complete(_) | Mail::Abort(_) => {}
                 }
                 task.mail(mail, now_ns);
             }

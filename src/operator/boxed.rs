@@ -3,7 +3,7 @@
 //! Costs a virtual call a record where the hidden chain hands on to what comes behind it.
 
 use super::chain::Chain;
-use super::{Collector, Control, OperatorFailure, Step, Wait};
+use super::{Collector, Control, Lifecycle, OperatorFailure, Step, Wait};
 use crate::record::{Record, Timestamp};
 use crate::subtask::SubtaskContext;
 use std::sync::Arc;
@@ -46,6 +46,10 @@ impl<T: Record> Collector<T> for Next<T> {
 
     fn finish(&mut self) -> Step {
         self.0.finish()
+    }
+
+    fn lifecycle(&mut self, event: &mut Lifecycle<'_>) {
+        self.0.lifecycle(event);
     }
 
     fn outputs(&mut self, f: &mut dyn FnMut(&mut ResultPartition)) {

@@ -5,7 +5,7 @@
 //! collector that comes next, builds the task.
 
 use super::output::failure;
-use super::{Collector, Control, OperatorFailure, Output, Step};
+use super::{Collector, Control, Lifecycle, OperatorFailure, Output, Step};
 use crate::record::{Record, Timestamp};
 use crate::source::SourceError;
 use crate::subtask::SubtaskContext;
@@ -42,6 +42,10 @@ macro_rules! pass_on {
 
         fn finish(&mut self) -> Step {
             self.next.finish()
+        }
+
+        fn lifecycle(&mut self, event: &mut Lifecycle<'_>) {
+            self.next.lifecycle(event);
         }
 
         fn outputs(&mut self, f: &mut dyn FnMut(&mut ResultPartition)) {
@@ -162,6 +166,10 @@ where
         self.next.finish()
     }
 
+    fn lifecycle(&mut self, event: &mut Lifecycle<'_>) {
+        self.next.lifecycle(event);
+    }
+
     fn outputs(&mut self, f: &mut dyn FnMut(&mut ResultPartition)) {
         self.next.outputs(f);
     }
@@ -231,6 +239,11 @@ where
         }
     }
 
+    fn lifecycle(&mut self, event: &mut Lifecycle<'_>) {
+        self.next.lifecycle(event);
+        self.side.lifecycle(event);
+    }
+
     fn outputs(&mut self, f: &mut dyn FnMut(&mut ResultPartition)) {
         self.next.outputs(f);
         self.side.outputs(f);
@@ -276,6 +289,11 @@ impl<T: Record, A: Collector<T>, B: Collector<T>> Collector<T> for Tee<A, B> {
             Step::Done => self.1.finish(),
             Step::Pending => Step::Pending,
         }
+    }
+
+    fn lifecycle(&mut self, event: &mut Lifecycle<'_>) {
+        self.0.lifecycle(event);
+        self.1.lifecycle(event);
     }
 
     fn outputs(&mut self, f: &mut dyn FnMut(&mut ResultPartition)) {

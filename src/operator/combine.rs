@@ -18,7 +18,7 @@
 use super::chain::Chain;
 use super::combiner::{Combiner, Held};
 use super::keyed::BATCH;
-use super::{Collector, Control, OperatorFailure, Step};
+use super::{Collector, Control, Lifecycle, OperatorFailure, Step};
 use crate::record::{KeySelector, NO_TIMESTAMP, Record, Timestamp};
 use crate::source::SourceError;
 use crate::state::StateKey;
@@ -143,6 +143,13 @@ where
         if held.drain(STEP, |key, value| out.emit(key, *value)) { out.next.finish() } else { Step::Pending }
     }
 
+    fn lifecycle(&mut self, event: &mut Lifecycle<'_>) {
+        if let Lifecycle::PreBarrier(_) = event {
+            self.flush();
+        }
+        self.out.next.lifecycle(event);
+    }
+
     fn outputs(&mut self, f: &mut dyn FnMut(&mut ResultPartition)) {
         self.out.next.outputs(f);
     }
@@ -245,6 +252,8 @@ mod tests {
             self.0.borrow_mut().0.push(Out::Finished);
             Step::Done
         }
+
+        fn lifecycle(&mut self, _: &mut Lifecycle<'_>) {}
 
         fn outputs(&mut self, _: &mut dyn FnMut(&mut ResultPartition)) {}
 

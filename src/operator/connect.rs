@@ -3,7 +3,7 @@
 use super::chain::Chain;
 use super::keyed::KeyedState;
 use super::output::failure;
-use super::{Collector, Control, OperatorFailure, Output, Step};
+use super::{Collector, Control, Lifecycle, OperatorFailure, Output, Step};
 use crate::record::{KeySelector, Record, Timestamp};
 use crate::source::SourceError;
 use crate::state::StateKey;
@@ -256,6 +256,10 @@ impl<A: Record, B: Record, U: Record, X: Sides<A, B, U>, C: Collector<U>> Collec
 
     fn finish(&mut self) -> Step {
         self.next.finish()
+    }
+
+    fn lifecycle(&mut self, event: &mut Lifecycle<'_>) {
+        self.next.lifecycle(event);
     }
 
     fn outputs(&mut self, f: &mut dyn FnMut(&mut ResultPartition)) {

@@ -5,7 +5,7 @@
 
 use super::chain::Chain;
 use super::output::failure;
-use super::{Batch, Collector, Control, OperatorFailure, Output, Step, Wait};
+use super::{Batch, Collector, Control, Lifecycle, OperatorFailure, Output, Step, Wait};
 use crate::graph::key_group::Assigner;
 use crate::record::{KeySelector, NO_TIMESTAMP, Record, Timestamp};
 use crate::source::SourceError;
@@ -299,6 +299,10 @@ where
             return Step::Pending;
         }
         self.next.finish()
+    }
+
+    fn lifecycle(&mut self, event: &mut Lifecycle<'_>) {
+        self.next.lifecycle(event);
     }
 
     fn outputs(&mut self, f: &mut dyn FnMut(&mut ResultPartition)) {

@@ -7,11 +7,13 @@ pub mod combine;
 mod combiner;
 pub mod connect;
 pub mod keyed;
+mod lifecycle;
 mod output;
 pub mod wait;
 pub mod words;
 
 pub use batch::{Batch, Encoded, Owned, Views};
+pub use lifecycle::{Lifecycle, Snapshot};
 pub use output::{Output, Wait};
 
 use crate::record::{NO_TIMESTAMP, Record, Timestamp};
@@ -103,6 +105,9 @@ pub trait Collector<T: Record> {
 
     /// The input has ended: emit what is held back, a bounded step a call.
     fn finish(&mut self) -> Step;
+
+    /// Does what a checkpoint asks for, here and in the operators behind, in this order.
+    fn lifecycle(&mut self, event: &mut Lifecycle<'_>);
 
     /// Calls `f` with every result partition of the chain, in order of its output index.
     fn outputs(&mut self, f: &mut dyn FnMut(&mut ResultPartition));

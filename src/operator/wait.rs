@@ -5,7 +5,7 @@
 
 use super::chain::Chain;
 use super::output::failure;
-use super::{Collector, Control, OperatorFailure, Output, Step, Wait};
+use super::{Collector, Control, Lifecycle, OperatorFailure, Output, Step, Wait};
 use crate::record::{Record, Timestamp};
 use crate::source::SourceError;
 use crate::subtask::{ReaderTask, SubtaskContext};
@@ -61,6 +61,10 @@ where
 
     fn finish(&mut self) -> Step {
         self.next.finish()
+    }
+
+    fn lifecycle(&mut self, event: &mut Lifecycle<'_>) {
+        self.next.lifecycle(event);
     }
 
     fn outputs(&mut self, f: &mut dyn FnMut(&mut ResultPartition)) {

@@ -18,6 +18,10 @@ pub trait Sink: 'static {
     /// What it takes.
     type Item: Record;
 
+    /// Whether what it makes visible is exactly what came before complete checkpoints, each record once. A job
+    /// with a sink that is not shows some records twice after it has failed.
+    const TRANSACTIONAL: bool = false;
+
     /// Takes one record.
     ///
     /// # Errors
@@ -34,10 +38,46 @@ pub trait Sink: 'static {
         Ok(())
     }
 
-    /// The input has ended: publish what is left. Called once.
+    /// The input has ended. Called once. Publish what is left, unless the job has checkpoints and the sink is
+    /// [transactional](Self::TRANSACTIONAL): then one more checkpoint follows, and publishes it.
     ///
     /// # Errors
     ///
     /// As [`write`](Self::write).
     fn finish(&mut self) -> Result<(), SourceError>;
+
+    /// The barrier of a checkpoint has come: what was written since the last one becomes pending, durable but not
+    /// visible. Appends to `state` all that [`restore`](Self::restore) needs to commit it, and all that is
+    /// pending of earlier checkpoints.
+    ///
+    /// # Errors
+    ///
+    /// Any error fails the checkpoint, not the job. What was written goes to the next one.
+    fn pre_commit(&mut self, checkpoint: u64, state: &mut Vec<u8>) -> Result<(), SourceError> {
+        let _ = (checkpoint, state);
+        self.flush()
+    }
+
+    /// The checkpoint is complete: make visible what is pending for it and for earlier ones. Must do no harm a
+    /// second time.
+    ///
+    /// # Errors
+    ///
+    /// Any error fails the job, which commits again when it has restarted.
+    fn commit(&mut self, checkpoint: u64) -> Result<(), SourceError> {
+        let _ = checkpoint;
+        Ok(())
+    }
+
+    /// Called once before the first record when the job goes on from `checkpoint`, with what
+    /// [`pre_commit`](Self::pre_commit) of the same subtask appended for it: commits it, and removes what was left
+    /// unpublished by later ones.
+    ///
+    /// # Errors
+    ///
+    /// Something that would make records appear twice or not at all, by name.
+    fn restore(&mut self, checkpoint: u64, state: &[u8]) -> Result<(), SourceError> {
+        let _ = (checkpoint, state);
+        Ok(())
+    }
 }

@@ -32,6 +32,10 @@ pub trait Source: 'static {
     /// What it emits.
     type Item: Record;
 
+    /// Whether, told by [`restore`](Self::restore) where it was, it emits the same records again. A job with a
+    /// source that does not loses what was under way when it fails.
+    const REPLAYS: bool = false;
+
     /// Emits records while `out.ready()`, then says why it stopped.
     ///
     /// # Errors
@@ -41,6 +45,33 @@ pub trait Source: 'static {
         &mut self,
         out: &mut SourceOutput<'_, Self::Item, C>,
     ) -> Result<SourcePoll, SourceError>;
+
+    /// Appends where it is: all that [`restore`](Self::restore) needs to go on behind the last record emitted.
+    /// At most some kilobytes, and quick: no record is worked on meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// Any error fails the checkpoint, not the job.
+    fn snapshot(&mut self, state: &mut Vec<u8>) -> Result<(), SourceError> {
+        let _ = state;
+        Ok(())
+    }
+
+    /// Goes to where it was. Called once, before the first poll, with what [`snapshot`](Self::snapshot) of the
+    /// same subtask appended.
+    ///
+    /// # Errors
+    ///
+    /// What it reads from is not what it was, by name: the job cannot go on from there.
+    fn restore(&mut self, state: &[u8]) -> Result<(), SourceError> {
+        let _ = state;
+        Ok(())
+    }
+
+    /// A checkpoint is complete: what was emitted before it will not be asked for again.
+    fn complete(&mut self, checkpoint: u64) {
+        let _ = checkpoint;
+    }
 }
 
 /// What a source is told when it is made.

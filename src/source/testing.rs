@@ -1,7 +1,7 @@
 //! Drives sources in tests: one poll at a time, or to the end.
 
 use super::{Source, SourceContext, SourceError, SourceOutput, SourcePoll, Waker};
-use crate::operator::{Collector, Control, OperatorFailure, Step};
+use crate::operator::{Collector, Control, Lifecycle, OperatorFailure, Step};
 use crate::record::{Record, Timestamp};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -49,6 +49,8 @@ impl<T: Record> Collector<T> for Capture<T> {
     fn finish(&mut self) -> Step {
         Step::Done
     }
+
+    fn lifecycle(&mut self, _: &mut Lifecycle<'_>) {}
 
     fn outputs(&mut self, _: &mut dyn FnMut(&mut ResultPartition)) {}
 

@@ -18,6 +18,7 @@ pub use two_input::Inputs;
 pub(crate) use two_input::{TwoInput, TwoInputTask};
 pub(crate) use writer::{WriterEnd, stride};
 
+use crate::checkpoint::Checkpointing;
 use crate::graph::key_group::{Assigner, GroupHash};
 use crate::partitioner::MakePartitioner;
 use crate::record::Record;
@@ -44,6 +45,8 @@ pub struct SubtaskInfo {
     pub max_parallelism: u32,
     /// Names of the vertex's operators.
     pub operators: Arc<[Arc<str>]>,
+    /// The job's checkpoints, if it takes any.
+    pub checkpoints: Option<Checkpointing>,
 }
 
 /// One gate of a subtask, before it is on its shard.

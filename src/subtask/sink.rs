@@ -1,17 +1,20 @@
 //! The end of a chain that writes to a sink.
 
-use crate::operator::{Collector, Control, OperatorFailure, Step};
+use crate::operator::{Collector, Control, Lifecycle, OperatorFailure, Step};
 use crate::record::{Record, Timestamp};
 use crate::sink::Sink;
 use crate::source::SourceError;
 use std::sync::Arc;
 use tidegate_shard::account::SubtaskMetrics;
 use tidegate_shard::output::ResultPartition;
+use tidegate_storage::metadata::StateRef;
 
 /// A sink at the end of a chain.
 pub struct SinkEnd<S: Sink> {
     sink: S,
     name: Arc<str>,
+    /// Its index in the vertex.
+    operator: usize,
     failed: Option<SourceError>,
     /// Whether something was written since the last flush.
     unflushed: bool,
@@ -20,8 +23,8 @@ pub struct SinkEnd<S: Sink> {
 }
 
 impl<S: Sink> SinkEnd<S> {
-    pub(crate) fn new(sink: S, name: Arc<str>, metrics: Arc<SubtaskMetrics>) -> Self {
-        SinkEnd { sink, name, failed: None, unflushed: false, now_ns: 0, metrics }
+    pub(crate) fn new(sink: S, name: Arc<str>, operator: usize, metrics: Arc<SubtaskMetrics>) -> Self {
+        SinkEnd { sink, name, operator, failed: None, unflushed: false, now_ns: 0, metrics }
     }
 }
 
@@ -55,6 +58,25 @@ impl<S: Sink> Collector<S::Item> for SinkEnd<S> {
             self.failed.get_or_insert(cause);
         }
         Step::Done
+    }
+
+    fn lifecycle(&mut self, event: &mut Lifecycle<'_>) {
+        match event {
+            Lifecycle::Snapshot(snapshot) => {
+                let mut state = Vec::new();
+                match self.sink.pre_commit(snapshot.checkpoint, &mut state) {
+                    Err(cause) => snapshot.fail(&self.name, cause),
+                    Ok(()) if state.is_empty() => {}
+                    Ok(()) => snapshot.state_of(self.operator).operator.push(StateRef::Inline(state)),
+                }
+            }
+            Lifecycle::Complete(checkpoint) => {
+                if let Err(cause) = self.sink.commit(*checkpoint) {
+                    self.failed.get_or_insert(cause);
+                }
+            }
+            Lifecycle::PreBarrier(_) | Lifecycle::Abort(_) => {}
+        }
     }
 
     fn outputs(&mut self, _: &mut dyn FnMut(&mut ResultPartition)) {}

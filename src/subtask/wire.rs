@@ -104,6 +104,7 @@ pub fn wire(plan: &Plan, graph: &LogicalGraph, links: &[ShardLinks]) -> Wired {
             parallelism: vertex.parallelism,
             max_parallelism: vertex.max_parallelism,
             operators: logical.operators.iter().map(|o| Arc::from(o.name.as_str())).collect(),
+            checkpoints: None,
         };
         let factory = logical.factory.clone().expect("the plan has checked that every chain is closed");
         let (exchange, counters, group_hash) = (exchange.clone(), metrics.clone(), plan.group_hash);

@@ -1,6 +1,6 @@
 //! The end of a chain that writes to an exchange: partitioner, codec, result partition.
 
-use crate::operator::{Batch, Collector, Control, Encoded, OperatorFailure, Step, one_by_one};
+use crate::operator::{Batch, Collector, Control, Encoded, Lifecycle, OperatorFailure, Step, one_by_one};
 use crate::partitioner::Partitioner;
 use crate::record::{Record, Timestamp};
 use std::marker::PhantomData;
@@ -196,6 +196,8 @@ impl<T: Record, P: Partitioner<T>> Collector<T> for WriterEnd<T, P> {
     fn finish(&mut self) -> Step {
         Step::Done
     }
+
+    fn lifecycle(&mut self, _: &mut Lifecycle<'_>) {}
 
     fn outputs(&mut self, f: &mut dyn FnMut(&mut ResultPartition)) {
         if self.staged_count > 0 {

@@ -9,6 +9,9 @@ pub struct CheckpointId(pub u64);
 pub struct Barrier {
     /// The checkpoint.
     pub checkpoint: CheckpointId,
+    /// The newest complete checkpoint when this one was triggered, or 0: what changed after that one is to be
+    /// written.
+    pub base: u64,
     /// When it was triggered, in nanoseconds of the job's monotonic clock.
     pub triggered_at_ns: u64,
     /// Whether the channel sends nothing behind the barrier until the receiver resumes it.

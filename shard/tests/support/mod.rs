@@ -419,5 +419,5 @@ impl Exchange {
 
 /// A barrier of checkpoint `id`.
 pub fn barrier(id: u64, blocks: bool) -> Event {
-    Event::Barrier(Barrier { checkpoint: CheckpointId(id), triggered_at_ns: 0, blocks })
+    Event::Barrier(Barrier { checkpoint: CheckpointId(id), base: 0, triggered_at_ns: 0, blocks })
 }
