@@ -2,6 +2,8 @@
 //!
 //! Subtasks are numbered as in [`Plan::subtasks`](crate::graph::plan::Plan), operators within their vertex.
 
+use crate::config::{FromValue, keys::Value};
+use std::path::PathBuf;
 use tidegate_storage::error::StorageError;
 use tidegate_storage::metadata::SubtaskState;
 
@@ -16,6 +18,45 @@ pub struct Checkpointing {
     pub attempt: u32,
     /// The checkpoint that the attempt goes on from.
     pub restored: Option<u64>,
+}
+
+/// Where a job keeps its checkpoints, and from which it goes on; see
+/// [`Config::recovery`](crate::config::Config::recovery).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Recovery {
+    /// The job's directory. One that holds a completed checkpoint is resumed from the newest, unless the
+    /// other fields say otherwise.
+    pub directory: PathBuf,
+    /// The checkpoint to go on from: a `chk-N` directory, or the `_metadata` in it.
+    pub from: Option<PathBuf>,
+    /// Begin anew, whatever the directory holds. Never together with `from`.
+    pub fresh: bool,
+    /// What to do about output beyond the checkpoint that the job goes on from.
+    pub beyond: Beyond,
+}
+
+/// What becomes of output that checkpoints after the one restored have published already. Records would appear
+/// in it a second time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Beyond {
+    /// The job does not start, and says which output of which checkpoints it is.
+    #[default]
+    Refuse,
+    /// It is moved aside, out of the sight of those who read the output.
+    Retract,
+    /// It stays, and records appear twice.
+    Accept,
+}
+
+impl FromValue for Beyond {
+    fn from_value(value: &Value) -> Option<Self> {
+        match value {
+            Value::Word("refuse") => Some(Beyond::Refuse),
+            Value::Word("retract") => Some(Beyond::Retract),
+            Value::Word("accept") => Some(Beyond::Accept),
+            _ => None,
+        }
+    }
 }
 
 /// A subtask's part of a checkpoint is durable.

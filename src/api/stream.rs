@@ -351,7 +351,8 @@ impl<T: Record, P: Chain<T>> Stream<T, P> {
         let (chain, name): (_, Arc<str>) = (this.chain, Arc::from(name));
         let operator = this.env.last_operator(this.vertex);
         set_factory(&this.env, this.vertex, move |cx| {
-            let sink = open(cx.info()).map_err(|cause| operator_failure(&*name, &cause))?;
+            let mut sink = open(cx.info()).map_err(|cause| operator_failure(&*name, &cause))?;
+            sink.wake_with(&cx.waker);
             let end = SinkEnd::new(sink, name.clone(), operator, cx.metrics.clone());
             chain.build(cx, end)
         });

@@ -3,8 +3,10 @@
 //! A key whose extreme value means "off" or "derive it" comes out as `Option`
 //! or as an enum, so that no caller compares with −1 or 0.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::checkpoint::Recovery;
 use crate::graph::key_group::GroupHash;
 use tidegate_shard::config::{ExchangeConfig, FlushInterval, TurnConfig};
 use tidegate_shard::driver::IdleStrategy;
@@ -28,6 +30,11 @@ pub(super) const EXCLUSIVE_BUFFERS: &str = "taskmanager.network.memory.buffers-p
 pub(super) const FLOATING_BUFFERS: &str = "taskmanager.network.memory.floating-buffers-per-gate";
 pub(super) const CHANNEL_BUFFERS: &str = "taskmanager.network.memory.max-buffers-per-channel";
 pub(super) const OVERDRAFT_BUFFERS: &str = "taskmanager.network.memory.max-overdraft-buffers-per-gate";
+
+pub(super) const CHECKPOINTS: &str = "execution.checkpointing.dir";
+pub(super) const RECOVERY_PATH: &str = "execution.state-recovery.path";
+pub(super) const RECOVERY_FRESH: &str = "tidegate.state-recovery.fresh";
+pub(super) const OUTPUT_BEYOND: &str = "tidegate.state-recovery.output-beyond";
 
 /// When a partly filled buffer goes out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -250,6 +257,20 @@ impl Config {
     /// Whether text that is not UTF-8 fails the job, rather than being replaced and counted.
     pub fn strict_utf8(&self) -> bool {
         self.get("tidegate.source.strict-utf8")
+    }
+}
+
+/// Checkpoints.
+impl Config {
+    /// Where the job's checkpoints are and from which it goes on; `None` without a directory.
+    pub fn recovery(&self) -> Option<Recovery> {
+        let path = |name| self.get_if_set::<String>(name).map(PathBuf::from);
+        Some(Recovery {
+            directory: path(CHECKPOINTS)?,
+            from: path(RECOVERY_PATH),
+            fresh: self.get(RECOVERY_FRESH),
+            beyond: self.get(OUTPUT_BEYOND),
+        })
     }
 }
 

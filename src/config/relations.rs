@@ -15,7 +15,6 @@ const MIN_PAUSE: &str = "execution.checkpointing.min-pause";
 const UNALIGNED: &str = "execution.checkpointing.unaligned.enabled";
 const ALIGNED_TIMEOUT: &str = "execution.checkpointing.aligned-checkpoint-timeout";
 const STORAGE: &str = "execution.checkpointing.storage";
-const DIR: &str = "execution.checkpointing.dir";
 const RESTART: &str = "restart-strategy.type";
 const BACKOFF_INITIAL: &str = "restart-strategy.exponential-delay.initial-backoff";
 const BACKOFF_MAX: &str = "restart-strategy.exponential-delay.max-backoff";
@@ -54,7 +53,13 @@ pub(super) fn errors(config: &Config) -> Vec<ConfigError> {
     // The data overtaken by two barriers at once has no one owner.
     demand(!unaligned || config.get::<u32>(CONCURRENT) == 1, CONCURRENT, "1 with", UNALIGNED);
     let to_files = config.get_if_set(STORAGE) == Some("filesystem");
-    demand(!to_files || config.is_set(DIR), STORAGE, "a directory for it, but there is", DIR);
+    demand(!to_files || config.is_set(CHECKPOINTS), STORAGE, "a directory for it, but there is", CHECKPOINTS);
+    let dir = config.is_set(CHECKPOINTS);
+    let from = config.is_set(RECOVERY_PATH);
+    demand(!from || dir, RECOVERY_PATH, "a directory for the checkpoints to come, but there is", CHECKPOINTS);
+    let fresh: bool = config.get(RECOVERY_FRESH);
+    demand(!fresh || dir, RECOVERY_FRESH, "a directory of checkpoints, but there is", CHECKPOINTS);
+    demand(!(fresh && from), RECOVERY_FRESH, "false with", RECOVERY_PATH);
 
     demand(at_most(config, BACKOFF_INITIAL, BACKOFF_MAX), BACKOFF_INITIAL, "at most", BACKOFF_MAX);
     demand(

@@ -192,6 +192,10 @@ const NETWORK: &[Key] = &[
     Key::new("taskmanager.network.blocking-shuffle.*", TEXT, UNSET, Warn(NO_BLOCKING), "exchanges between stages"),
     Key::new("taskmanager.network.sort-shuffle.*", TEXT, UNSET, Warn(NO_BLOCKING), "sorted exchanges between stages"),
     Key::new("taskmanager.network.hybrid-shuffle.*", TEXT, UNSET, Warn(NO_BLOCKING), "exchanges partly on disk"),
+    Key::new("tidegate.state-recovery.fresh", BOOL, "false", Use,
+        "begin anew, whatever execution.checkpointing.dir holds"),
+    Key::new("tidegate.state-recovery.output-beyond", Kind::Word(&["refuse", "retract", "accept"]), "refuse", Use,
+        "what becomes of output that checkpoints after the one restored have published already"),
     Key::new("taskmanager.numberOfTaskSlots", int(1, SHARDS_MAX as i64), "1",
         Map("number of shards, if set and tidegate.shards is not"), "slots of a process"),
 ];

@@ -6,6 +6,7 @@ use tidegate_shard::config::{ExchangeConfig, FlushInterval, TurnConfig};
 use tidegate_shard::driver::IdleStrategy;
 
 use super::*;
+use crate::checkpoint::{Beyond, Recovery};
 use crate::graph::key_group::GroupHash;
 
 fn from_yaml(text: &str) -> Result<Config, ConfigError> {
@@ -352,6 +353,22 @@ fn relations_that_do_not_hold_name_both_keys() {
         ),
         (&["execution.checkpointing.storage=filesystem"], &["execution.checkpointing.dir = (none)"]),
         (
+            &["execution.state-recovery.path=chk-3"],
+            &["state-recovery.path = chk-3", "execution.checkpointing.dir = (none)"],
+        ),
+        (
+            &["tidegate.state-recovery.fresh=true"],
+            &["state-recovery.fresh = true", "execution.checkpointing.dir = (none)"],
+        ),
+        (
+            &[
+                "execution.checkpointing.dir=c",
+                "tidegate.state-recovery.fresh=true",
+                "execution.state-recovery.path=chk-3",
+            ],
+            &["expected false with execution.state-recovery.path = chk-3"],
+        ),
+        (
             &["restart-strategy.exponential-delay.initial-backoff=2 min"],
             &["restart-strategy.exponential-delay.max-backoff = 1 min"],
         ),
@@ -459,4 +476,21 @@ fn rings_have_room_for_cap_overdraft_and_events() {
 #[should_panic(expected = "is not in the table of keys")]
 fn code_that_mistakes_a_key_is_stopped() {
     Config::default().get::<u32>("parallelism");
+}
+
+/// Goal: what a job recovers from is one value, whichever way its parts were set.
+#[test]
+fn recovery_is_one_value_and_needs_a_directory() {
+    assert_eq!(Config::default().recovery(), None);
+    let defines = ["state.checkpoints.dir=c", "execution.savepoint.path=c/chk-3"];
+    let beyond = |word| format!("tidegate.state-recovery.output-beyond={word}");
+    for (word, beyond_is) in
+        [("refuse", Beyond::Refuse), ("retract", Beyond::Retract), ("accept", Beyond::Accept)]
+    {
+        let defines = [defines[0].to_string(), defines[1].to_string(), beyond(word)];
+        let recovery = Config::load(None, &defines).unwrap().recovery().unwrap();
+        let expected =
+            Recovery { directory: "c".into(), from: Some("c/chk-3".into()), fresh: false, beyond: beyond_is };
+        assert_eq!(recovery, expected);
+    }
 }

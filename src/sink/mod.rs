@@ -11,7 +11,7 @@ pub mod stdout;
 pub use row::Format;
 
 use crate::record::{Record, Timestamp};
-use crate::source::SourceError;
+use crate::source::{SourceError, Waker};
 
 /// One parallel instance of a sink. Runs at the end of a chain, on its shard's thread.
 pub trait Sink: 'static {
@@ -48,7 +48,7 @@ pub trait Sink: 'static {
 
     /// The barrier of a checkpoint has come: what was written since the last one becomes pending, durable but not
     /// visible. Appends to `state` all that [`restore`](Self::restore) needs to commit it, and all that is
-    /// pending of earlier checkpoints.
+    /// pending of earlier checkpoints. It may still be on its way to the disk: [`is_durable`](Self::is_durable).
     ///
     /// # Errors
     ///
@@ -58,8 +58,20 @@ pub trait Sink: 'static {
         self.flush()
     }
 
+    /// Whether all that [`pre_commit`](Self::pre_commit) of this checkpoint and of earlier ones handed over is
+    /// durable. The checkpoint is not acknowledged before. Never waits; who answers no uses the
+    /// [waker](Self::wake_with) when that changes.
+    ///
+    /// # Errors
+    ///
+    /// Any error fails the checkpoint.
+    fn is_durable(&mut self, checkpoint: u64) -> Result<bool, SourceError> {
+        let _ = checkpoint;
+        Ok(true)
+    }
+
     /// The checkpoint is complete: make visible what is pending for it and for earlier ones. Must do no harm a
-    /// second time.
+    /// second time. May go on behind the call: [`is_committed`](Self::is_committed).
     ///
     /// # Errors
     ///
@@ -67,6 +79,23 @@ pub trait Sink: 'static {
     fn commit(&mut self, checkpoint: u64) -> Result<(), SourceError> {
         let _ = checkpoint;
         Ok(())
+    }
+
+    /// Whether all that [`commit`](Self::commit) of this checkpoint and of earlier ones was to make visible is so,
+    /// durably. A subtask whose input has ended does not end before. Never waits; who answers no uses the
+    /// [waker](Self::wake_with) when that changes.
+    ///
+    /// # Errors
+    ///
+    /// As [`commit`](Self::commit).
+    fn is_committed(&mut self, checkpoint: u64) -> Result<bool, SourceError> {
+        let _ = checkpoint;
+        Ok(true)
+    }
+
+    /// Is told once, before all else, how to have its subtask run again.
+    fn wake_with(&mut self, waker: &Waker) {
+        let _ = waker;
     }
 
     /// Called once before the first record when the job goes on from `checkpoint`, with what
