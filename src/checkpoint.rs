@@ -98,6 +98,11 @@ pub struct Timings {
 pub enum CheckpointReport {
     /// It is durable.
     Ack(Ack),
+    /// All input of the subtask has ended and everything was emitted: it waits for its last checkpoint.
+    EndOfData {
+        /// Index of the subtask in the plan.
+        subtask: usize,
+    },
     /// It will not be.
     Decline {
         /// The checkpoint.
@@ -123,6 +128,16 @@ pub enum DeclineReason {
     /// The state could not be written.
     #[error(transparent)]
     Storage(#[from] StorageError),
+    /// An operator's own state is longer than a frame of the log.
+    #[error("the state of operator {operator} of the chain has {bytes} bytes, expected at most {max}")]
+    TooLong {
+        /// Its index in the chain.
+        operator: usize,
+        /// Its bytes.
+        bytes: usize,
+        /// What a frame takes.
+        max: usize,
+    },
     /// A newer barrier came first.
     #[error("checkpoint {newer} began before all barriers of this one had come")]
     Subsumed {

@@ -254,6 +254,8 @@ pub struct ShardMetrics {
     pub running_task: Counter,
     /// Since when, in nanoseconds.
     pub running_since_ns: Counter,
+    /// Time in background work of tasks, in nanoseconds.
+    pub background_ns: Counter,
     /// Turns of the shard, those included that found nothing to do.
     pub turns: Counter,
     /// Time between the turns that found something to do, awake or asleep, in nanoseconds.

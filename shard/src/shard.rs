@@ -13,10 +13,12 @@ use crate::config::{FlushInterval, SHARD_MAIL_MAX, TurnConfig};
 use crate::coverage::reached;
 use crate::mailbox::{Mail, Mailbox, MailboxFull};
 use crate::memory::Pool;
-use crate::task::{Clock, Port, Progress, Task, TaskFailure, TaskIndex, TurnContext};
+use crate::task::{Background, Clock, Port, Progress, Service, Task, TaskFailure, TaskIndex, TurnContext};
+use std::any::Any;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// Number of a shard, from 0.
@@ -33,8 +35,16 @@ pub enum ShardMail {
     Shutdown,
 }
 
+/// What a shard's tasks share, on its thread.
+pub struct Room {
+    /// Segments.
+    pub pool: Pool,
+    /// Whatever else the one who set the shard up has put here: the log, for tasks that know it.
+    pub local: Option<Rc<dyn Any>>,
+}
+
 /// Makes a task on the shard on which it will run.
-pub type MakeTask = Box<dyn FnOnce(&Pool) -> Result<Box<dyn Task>, TaskFailure> + Send>;
+pub type MakeTask = Box<dyn FnOnce(&Room) -> Result<Box<dyn Task>, TaskFailure> + Send>;
 
 /// A task to set up.
 pub struct Deployment {
@@ -119,6 +129,8 @@ struct Slot {
     mailbox: Mailbox,
     /// Whether it is in the run list.
     runnable: bool,
+    /// Whether it is in the list of those with background work.
+    in_background: bool,
     flush_armed: bool,
     /// The time of the `Run` timer that counts; earlier ones in the heap are stale.
     run_at_ns: u64,
@@ -129,13 +141,16 @@ pub struct Shard {
     id: ShardId,
     turn: TurnConfig,
     flush: FlushInterval,
-    pool: Pool,
+    room: Room,
+    service: Option<Box<dyn Service>>,
     inbound: Vec<Inbound>,
     mail: Consumer<(u64, ShardMail)>,
     mail_door: usize,
     mail_waits: bool,
     tasks: Vec<Slot>,
     run: VecDeque<u32>,
+    /// Tasks with background work, each in turn.
+    background: VecDeque<u32>,
     timers: BinaryHeap<Reverse<(u64, u32, Timer)>>,
     sleeper: Arc<Sleeper>,
     reports: Box<dyn ReportSink>,
@@ -172,8 +187,10 @@ pub struct ShardParts {
     pub turn: TurnConfig,
     /// When partly filled buffers leave.
     pub flush: FlushInterval,
-    /// Its segments.
-    pub pool: Pool,
+    /// What its tasks share.
+    pub room: Room,
+    /// What it does besides its tasks.
+    pub service: Option<Box<dyn Service>>,
     /// The doorbells that others ring for it, one for each shard (itself included), then one for other threads.
     pub doors: Vec<Arc<Doorbell>>,
     /// Where it says that it sleeps.
@@ -197,28 +214,33 @@ pub struct ShardMailbox {
     door: Arc<Doorbell>,
 }
 
+/// A step of background work is this part of a quantum.
+const BACKGROUND_PART: u64 = 4;
+
 /// Mails of each class that may wait for one task.
 const TASK_MAIL_MAX: usize = 64;
 
 impl Shard {
     /// A shard without tasks.
     pub fn new(parts: ShardParts, mail: ShardMailbox) -> Self {
-        let ShardParts { id, turn, flush, pool, doors, sleeper, reports, metrics } = parts;
+        let ShardParts { id, turn, flush, room, service, doors, sleeper, reports, metrics } = parts;
         let mail_door = doors.len();
         let inbound =
             doors.into_iter().chain([mail.door]).map(|door| Inbound { door, slots: Vec::new() }).collect();
-        metrics.pool_total.set(u64::from(pool.usage().total));
+        metrics.pool_total.set(u64::from(room.pool.usage().total));
         Shard {
             id,
             turn,
             flush,
-            pool,
+            room,
+            service,
             inbound,
             mail: mail.ring,
             mail_door,
             mail_waits: false,
             tasks: Vec::new(),
             run: VecDeque::new(),
+            background: VecDeque::new(),
             timers: BinaryHeap::new(),
             sleeper,
             reports,
@@ -235,7 +257,7 @@ impl Shard {
 
     /// Its segments.
     pub fn pool(&self) -> &Pool {
-        &self.pool
+        &self.room.pool
     }
 
     /// Says that nothing was done since `since_ns`, until `now_ns`.
@@ -266,6 +288,7 @@ impl Shard {
         let began_ns = clock.now_ns();
         let mut now_ns = began_ns;
         let mut worked = self.take_bells();
+        worked |= self.service.as_mut().is_some_and(|service| service.poll(now_ns));
         worked |= self.take_mail(now_ns);
         worked |= self.fire_timers(now_ns);
         for _ in 0..self.run.len() {
@@ -279,16 +302,60 @@ impl Shard {
                 self.take_mail(now_ns);
             }
         }
+        worked |= self.run_background(clock);
         self.metrics.turns.add(1);
         if worked {
-            self.metrics.pool_free.set(u64::from(self.pool.usage().free));
+            self.metrics.pool_free.set(u64::from(self.room.pool.usage().free));
         }
-        Outcome {
-            worked,
-            began_ns,
-            next_timer_ns: self.timers.peek().map(|Reverse((at, ..))| *at),
-            stopped: self.stopped,
+        Outcome { worked, began_ns, next_timer_ns: self.next_timer_ns(), stopped: self.stopped }
+    }
+
+    fn next_timer_ns(&self) -> Option<u64> {
+        let timer = self.timers.peek().map(|Reverse((at, ..))| *at);
+        let deadline = self.service.as_ref().and_then(|service| service.deadline_ns());
+        [timer, deadline].into_iter().flatten().min()
+    }
+
+    /// Gives one task a step of its background work; whether anything was done but to wait.
+    fn run_background(&mut self, clock: &dyn Clock) -> bool {
+        for _ in 0..self.background.len() {
+            let Some(index) = self.background.pop_front() else { break };
+            match self.step_background(index, clock) {
+                Background::Nothing => return true,
+                Background::More => {
+                    self.background.push_back(index);
+                    return true;
+                }
+                Background::Waits => self.background.push_back(index),
+            }
         }
+        // What waits may have given the service something to start.
+        let now_ns = clock.now_ns();
+        !self.background.is_empty() && self.service.as_mut().is_some_and(|service| service.poll(now_ns))
+    }
+
+    fn step_background(&mut self, index: u32, clock: &dyn Clock) -> Background {
+        let slot = &mut self.tasks[index as usize];
+        slot.in_background = false;
+        let Some(task) = &mut slot.task else { return Background::Nothing };
+        let began_ns = clock.now_ns();
+        self.metrics.running_since_ns.set(began_ns);
+        self.metrics.running_task.set(u64::from(index) + 1);
+        let until_ns = began_ns + self.turn.quantum_ns / BACKGROUND_PART;
+        let mut cx = TurnContext { clock, now_ns: began_ns, until_ns };
+        let state = catch_unwind(AssertUnwindSafe(|| task.background(&mut cx)));
+        self.metrics.running_task.set(0);
+        let now_ns = clock.now_ns();
+        self.metrics.background_ns.add(now_ns - began_ns);
+        let state = state.unwrap_or_else(|panic| {
+            slot.metrics.time.switch(TimeState::Idle, now_ns);
+            slot.task = None;
+            let failure = failure_of_panic(panic.as_ref());
+            self.reports.report(self.id, Report::Failed(TaskIndex(index), failure));
+            Background::Nothing
+        });
+        slot.in_background = state != Background::Nothing;
+        state
     }
 
     fn take_bells(&mut self) -> bool {
@@ -374,8 +441,8 @@ impl Shard {
                 }
                 slots[slot].push((index, port));
             }
-            let pool = &self.pool;
-            let task = catch_unwind(AssertUnwindSafe(|| make(pool)))
+            let room = &self.room;
+            let task = catch_unwind(AssertUnwindSafe(|| make(room)))
                 .unwrap_or_else(|panic| Err(failure_of_panic(panic.as_ref())));
             metrics.time.switch(TimeState::Idle, now_ns);
             let task = match task {
@@ -396,6 +463,7 @@ impl Shard {
                 metrics,
                 mailbox: Mailbox::new(TASK_MAIL_MAX),
                 runnable: false,
+                in_background: false,
                 flush_armed: false,
                 run_at_ns: u64::MAX,
             });
@@ -504,6 +572,10 @@ impl Shard {
                 self.reports.report(self.id, Report::Failed(TaskIndex(index), failure));
                 return now_ns;
             }
+        }
+        if !slot.in_background && slot.task.as_ref().is_some_and(|task| task.has_background()) {
+            slot.in_background = true;
+            self.background.push_back(index);
         }
         if let FlushInterval::After(interval_ns) = self.flush
             && !slot.flush_armed

@@ -82,6 +82,27 @@ impl TurnContext<'_> {
     }
 }
 
+/// How a task's background work stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Background {
+    /// There is none.
+    Nothing,
+    /// There is more to do.
+    More,
+    /// It waits for the shard's service, whose completions wake the shard.
+    Waits,
+}
+
+/// Work of a shard that belongs to no task: its log. Runs on the shard's thread.
+pub trait Service {
+    /// Takes what has ended and starts what is queued, without waiting; whether anything has ended. With nothing
+    /// to do it costs a few loads.
+    fn poll(&mut self, now_ns: u64) -> bool;
+
+    /// When it must be polled at the latest, in nanoseconds.
+    fn deadline_ns(&self) -> Option<u64>;
+}
+
 /// A subtask, as its shard sees it. Stays on the shard where it was made.
 pub trait Task {
     /// Works until the quantum is over, input ends or an output is unavailable; never waits.
@@ -100,4 +121,15 @@ pub trait Task {
 
     /// Whether there may be something to flush.
     fn wants_flush(&self) -> bool;
+
+    /// Whether there is background work.
+    fn has_background(&self) -> bool {
+        false
+    }
+
+    /// One bounded step of background work: a fraction of a quantum, since the shard's other tasks wait.
+    fn background(&mut self, cx: &mut TurnContext<'_>) -> Background {
+        let _ = cx;
+        Background::Nothing
+    }
 }

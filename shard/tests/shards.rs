@@ -19,7 +19,7 @@ use tidegate_shard::mailbox::Mail;
 use tidegate_shard::memory::{Pool, Region};
 use tidegate_shard::output::ResultPartition;
 use tidegate_shard::shard::{
-    Deployment, Report, ReportSink, Shard, ShardId, ShardMail, ShardMailer, ShardParts, shard_mail,
+    Deployment, Report, ReportSink, Room, Shard, ShardId, ShardMail, ShardMailer, ShardParts, shard_mail,
 };
 use tidegate_shard::task::{Clock, Port, Progress, Task, TaskFailure, TaskIndex, TurnContext};
 
@@ -149,8 +149,9 @@ fn deployments(
     let (c, exclusive, floating) = (config.clone(), config.exclusive_per_channel, config.floating_per_gate);
     let source = Deployment {
         task: TaskIndex(0),
-        make: Box::new(move |pool: &Pool| {
-            let share = pool
+        make: Box::new(move |room: &Room| {
+            let share = room
+                .pool
                 .share(c.pool_guaranteed(1), c.pool_wanted(1), c.overdraft_per_partition_max)
                 .map_err(|e| TaskFailure { operator: None, cause: e.to_string() })?;
             let partition = ResultPartition::new(&c, share, vec![sender], 8, false);
@@ -161,7 +162,7 @@ fn deployments(
     };
     let sink = Deployment {
         task: TaskIndex(1),
-        make: Box::new(move |_: &Pool| {
+        make: Box::new(move |_: &Room| {
             let gate = InputGate::new(vec![receiver], exclusive, floating, idle);
             Ok(Box::new(Sink { gate, next: 0, count }))
         }),
@@ -208,7 +209,8 @@ fn exchange_both_ways(idle: IdleStrategy, count: u64, config: &ExchangeConfig) {
                     id: ShardId(s as u32),
                     turn: TurnConfig::default(),
                     flush,
-                    pool: Pool::new(region, reserve),
+                    room: Room { pool: Pool::new(region, reserve), local: None },
+                    service: None,
                     doors,
                     sleeper,
                     reports: Box::new(reports),
@@ -337,7 +339,8 @@ fn mail_waits_for_one_quantum_however_many_tasks_are_busy() {
         id: ShardId(0),
         turn: turn.clone(),
         flush: FlushInterval::Never,
-        pool: Pool::new(region, 0),
+        room: Room { pool: Pool::new(region, 0), local: None },
+        service: None,
         doors: Vec::new(),
         sleeper,
         reports: Box::new(Kept(reports.clone())),
@@ -351,7 +354,7 @@ fn mail_waits_for_one_quantum_however_many_tasks_are_busy() {
     HOG.set(Some((mailer.clone(), script.clone())));
     let deploy = (0..HOGS).map(|task| Deployment {
         task: TaskIndex(task),
-        make: Box::new(|_: &Pool| {
+        make: Box::new(|_: &Room| {
             let (mailer, script) = HOG.with_borrow(|hog| hog.clone()).expect("set above");
             Ok(Box::new(Hog { mailer, script }))
         }),
@@ -431,7 +434,11 @@ fn a_record_waits_half_the_buffer_timeout_on_average() {
         id: ShardId(0),
         turn: TurnConfig::default(),
         flush: FlushInterval::After(INTERVAL_NS),
-        pool: Pool::new(Arc::new(Region::map(1, 64).expect("a small mapping")), 0),
+        room: Room {
+            pool: Pool::new(Arc::new(Region::map(1, 64).expect("a small mapping")), 0),
+            local: None,
+        },
+        service: None,
         doors: Vec::new(),
         sleeper,
         reports: Box::new(Kept(Arc::default())),
@@ -440,7 +447,7 @@ fn a_record_waits_half_the_buffer_timeout_on_average() {
     let mut shard = Shard::new(parts, mailbox);
     let deployment = Deployment {
         task: TaskIndex(0),
-        make: Box::new(|_: &Pool| Ok(Box::new(TASK.take().expect("set above")))),
+        make: Box::new(|_: &Room| Ok(Box::new(TASK.take().expect("set above")))),
         ports: Vec::new(),
         metrics: Arc::new(SubtaskMetrics::default()),
     };

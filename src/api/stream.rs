@@ -14,7 +14,9 @@ use crate::record::{KeySelector, Record};
 use crate::sink::Sink;
 use crate::source::{Source, SourceContext, SourceError};
 use crate::state::StateKey;
-use crate::subtask::{self, ReaderTask, SinkEnd, SourceTask, SubtaskContext, SubtaskInfo, operator_failure};
+use crate::subtask::{
+    self, ReaderTask, SOURCE_OPERATOR, SinkEnd, SourceTask, SubtaskContext, SubtaskInfo, operator_failure,
+};
 use std::marker::PhantomData;
 use std::sync::Arc;
 use tidegate_shard::task::{Task, TaskFailure};
@@ -61,8 +63,13 @@ where
         cx: &mut SubtaskContext,
         next: C,
     ) -> Result<Box<dyn Task>, TaskFailure> {
-        let source =
-            (self.open)(&cx.source_context()).map_err(|cause| operator_failure(&*self.name, &cause))?;
+        let failure = |cause| operator_failure(&*self.name, &cause);
+        let mut source = (self.open)(&cx.source_context()).map_err(failure)?;
+        if let Some((_, pieces)) = cx.restored_state(SOURCE_OPERATOR)? {
+            for piece in pieces {
+                source.restore(&piece).map_err(failure)?;
+            }
+        }
         let (name, interval) = (self.name.clone(), self.marker_interval_ns);
         Ok(Box::new(SourceTask::new(cx, source, name, next, self.vertex.0, interval)))
     }
@@ -351,8 +358,13 @@ impl<T: Record, P: Chain<T>> Stream<T, P> {
         let (chain, name): (_, Arc<str>) = (this.chain, Arc::from(name));
         let operator = this.env.last_operator(this.vertex);
         set_factory(&this.env, this.vertex, move |cx| {
-            let mut sink = open(cx.info()).map_err(|cause| operator_failure(&*name, &cause))?;
+            let failure = |cause| operator_failure(&*name, &cause);
+            let mut sink = open(cx.info()).map_err(failure)?;
             sink.wake_with(&cx.waker);
+            if let Some((checkpoint, pieces)) = cx.restored_state(operator)? {
+                let state = pieces.first().map(Vec::as_slice).unwrap_or_default();
+                sink.restore(checkpoint, state).map_err(failure)?;
+            }
             let end = SinkEnd::new(sink, name.clone(), operator, cx.metrics.clone());
             chain.build(cx, end)
         });

@@ -25,7 +25,7 @@ use tidegate_shard::config::{FlushInterval, TurnConfig};
 use tidegate_shard::driver::{Driver, EventFd, IdleStrategy, MonotonicClock};
 use tidegate_shard::memory::{Pool, Region, RegionError};
 use tidegate_shard::shard::{
-    Report, ReportSink, Shard, ShardId, ShardMail, ShardMailer, ShardParts, shard_mail,
+    Report, ReportSink, Room, Shard, ShardId, ShardMail, ShardMailer, ShardParts, shard_mail,
 };
 use tidegate_shard::task::{Clock, TaskIndex};
 use tidegate_shard::topology;
@@ -260,7 +260,7 @@ impl RunningJob {
             shards.push(shard);
             links.push(link);
         }
-        let wired = wire(&plan, &graph, &links);
+        let wired = wire(&plan, &graph, &links, None);
         let sources = plan
             .subtasks
             .iter()
@@ -480,9 +480,12 @@ fn start_shard(setup: ShardSetup, messages: Sender<Message>) -> Result<(ShardHan
             return;
         }
         let reports = Box::new(Reports(messages));
+        let (room, service) = (Room { pool, local: None }, None);
         let ShardSetup { id, turn, flush, idle, clock, .. } = setup;
-        let mut shard =
-            Shard::new(ShardParts { id, turn, flush, pool, doors, sleeper, reports, metrics }, mailbox);
+        let mut shard = Shard::new(
+            ShardParts { id, turn, flush, room, service, doors, sleeper, reports, metrics },
+            mailbox,
+        );
         // A panic of user code is caught where tasks are run; any other is a bug of ours, and whoever waits
         // for this shard would wait for ever.
         if catch_unwind(AssertUnwindSafe(|| driver.run(&mut shard, &clock, idle))).is_err() {

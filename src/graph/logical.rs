@@ -138,6 +138,20 @@ impl LogicalGraph {
         &mut self.vertices[id.0 as usize]
     }
 
+    /// What names an operator in checkpoints: its uid or, without one, its place in the job, which changes with the
+    /// job.
+    pub fn operator_id(&self, vertex: usize, operator: usize) -> String {
+        let info = &self.vertices[vertex].operators[operator];
+        info.uid.clone().unwrap_or_else(|| format!("{vertex}.{operator} {}", info.kind))
+    }
+
+    /// Vertex and index of the operator that checkpoints name so.
+    pub fn operator_with_id(&self, id: &str) -> Option<(usize, usize)> {
+        let all = self.vertices.iter().enumerate();
+        let mut all = all.flat_map(|(vertex, v)| (0..v.operators.len()).map(move |at| (vertex, at)));
+        all.find(|(vertex, operator)| self.operator_id(*vertex, *operator) == id)
+    }
+
     /// Number of outputs that a vertex has.
     pub fn outputs(&self, id: VertexId) -> u32 {
         self.edges.iter().filter(|e| e.from == id).map(|e| e.output + 1).max().unwrap_or(0)

@@ -48,7 +48,7 @@ impl<T: Record> Collector<T> for Next<T> {
         self.0.finish()
     }
 
-    fn lifecycle(&mut self, event: &mut Lifecycle<'_>) {
+    fn lifecycle(&mut self, event: &mut Lifecycle<'_, '_>) {
         self.0.lifecycle(event);
     }
 

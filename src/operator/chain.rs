@@ -44,7 +44,7 @@ macro_rules! pass_on {
             self.next.finish()
         }
 
-        fn lifecycle(&mut self, event: &mut Lifecycle<'_>) {
+        fn lifecycle(&mut self, event: &mut Lifecycle<'_, '_>) {
             self.next.lifecycle(event);
         }
 
@@ -166,7 +166,7 @@ where
         self.next.finish()
     }
 
-    fn lifecycle(&mut self, event: &mut Lifecycle<'_>) {
+    fn lifecycle(&mut self, event: &mut Lifecycle<'_, '_>) {
         self.next.lifecycle(event);
     }
 
@@ -239,7 +239,7 @@ where
         }
     }
 
-    fn lifecycle(&mut self, event: &mut Lifecycle<'_>) {
+    fn lifecycle(&mut self, event: &mut Lifecycle<'_, '_>) {
         self.next.lifecycle(event);
         self.side.lifecycle(event);
     }
@@ -291,7 +291,7 @@ impl<T: Record, A: Collector<T>, B: Collector<T>> Collector<T> for Tee<A, B> {
         }
     }
 
-    fn lifecycle(&mut self, event: &mut Lifecycle<'_>) {
+    fn lifecycle(&mut self, event: &mut Lifecycle<'_, '_>) {
         self.0.lifecycle(event);
         self.1.lifecycle(event);
     }

@@ -143,7 +143,7 @@ where
         if held.drain(STEP, |key, value| out.emit(key, *value)) { out.next.finish() } else { Step::Pending }
     }
 
-    fn lifecycle(&mut self, event: &mut Lifecycle<'_>) {
+    fn lifecycle(&mut self, event: &mut Lifecycle<'_, '_>) {
         if let Lifecycle::PreBarrier(_) = event {
             self.flush();
         }
@@ -253,7 +253,7 @@ mod tests {
             Step::Done
         }
 
-        fn lifecycle(&mut self, _: &mut Lifecycle<'_>) {}
+        fn lifecycle(&mut self, _: &mut Lifecycle<'_, '_>) {}
 
         fn outputs(&mut self, _: &mut dyn FnMut(&mut ResultPartition)) {}
 

@@ -258,7 +258,7 @@ impl<A: Record, B: Record, U: Record, X: Sides<A, B, U>, C: Collector<U>> Collec
         self.next.finish()
     }
 
-    fn lifecycle(&mut self, event: &mut Lifecycle<'_>) {
+    fn lifecycle(&mut self, event: &mut Lifecycle<'_, '_>) {
         self.next.lifecycle(event);
     }
 

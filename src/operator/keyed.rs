@@ -301,7 +301,7 @@ where
         self.next.finish()
     }
 
-    fn lifecycle(&mut self, event: &mut Lifecycle<'_>) {
+    fn lifecycle(&mut self, event: &mut Lifecycle<'_, '_>) {
         self.next.lifecycle(event);
     }
 

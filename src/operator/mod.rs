@@ -13,7 +13,8 @@ pub mod wait;
 pub mod words;
 
 pub use batch::{Batch, Encoded, Owned, Views};
-pub use lifecycle::{Lifecycle, Snapshot};
+pub(crate) use lifecycle::Written;
+pub use lifecycle::{Lifecycle, Settled, Settling, Snapshot, Writing};
 pub use output::{Output, Wait};
 
 use crate::record::{NO_TIMESTAMP, Record, Timestamp};
@@ -107,7 +108,7 @@ pub trait Collector<T: Record> {
     fn finish(&mut self) -> Step;
 
     /// Does what a checkpoint asks for, here and in the operators behind, in this order.
-    fn lifecycle(&mut self, event: &mut Lifecycle<'_>);
+    fn lifecycle(&mut self, event: &mut Lifecycle<'_, '_>);
 
     /// Calls `f` with every result partition of the chain, in order of its output index.
     fn outputs(&mut self, f: &mut dyn FnMut(&mut ResultPartition));

@@ -63,7 +63,7 @@ where
         self.next.finish()
     }
 
-    fn lifecycle(&mut self, event: &mut Lifecycle<'_>) {
+    fn lifecycle(&mut self, event: &mut Lifecycle<'_, '_>) {
         self.next.lifecycle(event);
     }
 

@@ -50,7 +50,7 @@ impl<T: Record> Collector<T> for Capture<T> {
         Step::Done
     }
 
-    fn lifecycle(&mut self, _: &mut Lifecycle<'_>) {}
+    fn lifecycle(&mut self, _: &mut Lifecycle<'_, '_>) {}
 
     fn outputs(&mut self, _: &mut dyn FnMut(&mut ResultPartition)) {}
 

@@ -2,8 +2,11 @@
 //!
 //! This is the only room that knows both the data plane and what a record means.
 
+mod log;
 mod reader;
+mod restore;
 mod sink;
+mod snapshot;
 mod source;
 mod tail;
 mod two_input;
@@ -11,9 +14,13 @@ mod watermark;
 pub mod wire;
 mod writer;
 
+pub use log::SharedLog;
 pub(crate) use reader::ReaderTask;
+pub(crate) use restore::RestoredSubtask;
+pub use restore::{RestoreError, Restored};
 pub(crate) use sink::SinkEnd;
-pub(crate) use source::SourceTask;
+pub use snapshot::CheckpointSeat;
+pub(crate) use source::{SOURCE_OPERATOR, SourceTask};
 pub use two_input::Inputs;
 pub(crate) use two_input::{TwoInput, TwoInputTask};
 pub(crate) use writer::{WriterEnd, stride};
@@ -83,6 +90,9 @@ pub struct SubtaskContext {
     pub(crate) metrics: Arc<SubtaskMetrics>,
     pub(crate) waker: Waker,
     pub(crate) pool: Pool,
+    /// For a job that takes checkpoints, the subtask's part in them and the shard's log.
+    pub(crate) checkpoints: Option<(CheckpointSeat, SharedLog)>,
+    pub(crate) restored: Option<RestoredSubtask>,
 }
 
 /// The gate of a subtask with what its reader must know of each channel.
@@ -113,6 +123,16 @@ impl SubtaskContext {
     /// Name of an operator of the vertex.
     pub(crate) fn operator_name(&self, index: usize) -> Arc<str> {
         self.info.operators.get(index).unwrap_or(&self.info.vertex).clone()
+    }
+
+    /// What an operator of the vertex had handed over for the checkpoint that the job goes on from, if it does:
+    /// the checkpoint's id and each piece.
+    pub(crate) fn restored_state(&self, operator: usize) -> Result<Option<(u64, Vec<Vec<u8>>)>, TaskFailure> {
+        let Some(restored) = &self.restored else { return Ok(None) };
+        let pieces = restored
+            .own(operator)
+            .map_err(|cause| operator_failure(&*self.operator_name(operator), &SourceError::from(cause)))?;
+        Ok(Some((restored.id(), pieces)))
     }
 
     pub(crate) fn source_context(&self) -> SourceContext {

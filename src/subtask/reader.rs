@@ -1,5 +1,6 @@
 //! Reading records out of a gate's buffers, in place, and the task that does so.
 
+use super::snapshot::triggered;
 use super::tail::{Pace, Tail};
 use super::watermark::WatermarkValve;
 use super::writer::{TIMESTAMP_BYTES, decode_control};
@@ -10,11 +11,11 @@ use crate::record::{NO_TIMESTAMP, Record, Timestamp};
 use arrayvec::ArrayVec;
 use std::marker::PhantomData;
 use tidegate_shard::account::SubtaskMetrics;
-use tidegate_shard::barrier::Event;
+use tidegate_shard::barrier::{Action, BarrierHandler, Event};
 use tidegate_shard::frame::{self, HEADER_BYTES, RECORD};
 use tidegate_shard::input::{ChannelIndex, InputGate, Next};
 use tidegate_shard::mailbox::Mail;
-use tidegate_shard::task::{Port, Progress, Task, TaskFailure, TurnContext};
+use tidegate_shard::task::{Background, Clock, Port, Progress, Task, TaskFailure, TurnContext};
 
 /// Who takes the records of one input: the head of the chain.
 pub(super) trait Take<T: Record> {
@@ -396,6 +397,9 @@ pub(super) struct Channels {
     open_of: [u32; 2],
     /// The chain takes nothing before this time.
     pub wait_until_ns: u64,
+    barriers: BarrierHandler,
+    /// What follows from events that were taken.
+    actions: Vec<Action>,
 }
 
 impl Channels {
@@ -413,6 +417,8 @@ impl Channels {
             open: channels,
             open_of,
             wait_until_ns: 0,
+            barriers: BarrierHandler::new(channels),
+            actions: Vec::new(),
         }
     }
 
@@ -426,8 +432,8 @@ impl Channels {
         self.open_of[usize::from(input)] == 0
     }
 
-    /// Takes an event.
-    pub fn event(&mut self, channel: ChannelIndex, event: Event, emit: impl FnMut(Control)) {
+    /// Takes an event; [`act`](Self::act) on it after.
+    pub fn event(&mut self, channel: ChannelIndex, event: Event, now_ns: u64, emit: impl FnMut(Control)) {
         match event {
             Event::EndOfData => {
                 if !std::mem::replace(&mut self.ended[channel.0 as usize], true) {
@@ -436,15 +442,70 @@ impl Channels {
                     self.valve.end(channel.0, emit);
                 }
             }
-            Event::EndOfInput => {}
+            Event::EndOfInput => self.barriers.end(channel.0, now_ns, &mut self.actions),
             Event::Barrier(barrier) => {
-                // Nobody triggers checkpoints yet; a channel must not stay closed for all that.
-                if barrier.blocks {
-                    self.gate.resume(channel, barrier.checkpoint);
-                }
+                self.barriers.barrier(channel.0, barrier, now_ns, &mut self.actions);
             }
-            Event::Cancel(_) => {}
+            Event::Cancel(id) => self.barriers.abort(id, &mut self.actions),
         }
+    }
+
+    /// Does what follows from the events that were taken: lets senders go on, takes snapshots.
+    pub fn act<T: Record, C: Collector<T>>(&mut self, tail: &mut Tail<T, C>, clock: &dyn Clock) {
+        if self.actions.is_empty() {
+            return;
+        }
+        let mut actions = std::mem::take(&mut self.actions);
+        for action in actions.drain(..) {
+            match action {
+                Action::Resume(channel, id) => self.gate.resume(ChannelIndex(channel), id),
+                Action::Start(aligned) => {
+                    // The senders need not wait for the snapshot.
+                    self.gate.publish();
+                    tail.checkpoint(&aligned, clock, |_| {});
+                }
+                Action::Subsumed { old, newer } => tail.subsumed(old.0, newer.0),
+            }
+        }
+        self.actions = actions;
+    }
+
+    /// Before input is looked at: triggers that came by mail, and what follows from other mail.
+    pub fn begin_turn<T: Record, C: Collector<T>>(&mut self, tail: &mut Tail<T, C>, clock: &dyn Clock) {
+        self.act(tail, clock);
+        while let Some(barrier) = tail.next_trigger() {
+            tail.checkpoint(&triggered(barrier, clock), clock, |_| {});
+        }
+    }
+
+    /// A mail has come; [`begin_turn`](Self::begin_turn) follows.
+    pub fn mail(&mut self, mail: &Mail) {
+        if let Mail::Abort(id) = mail {
+            self.barriers.abort(*id, &mut self.actions);
+        }
+    }
+
+    /// A turn of a task whose input has ended: only barriers and the ends of channels are left to come.
+    pub fn end<T: Record, C: Collector<T>>(
+        &mut self,
+        tail: &mut Tail<T, C>,
+        cx: &TurnContext<'_>,
+    ) -> Progress {
+        while tail.is_final() {
+            match self.gate.poll() {
+                Next::Event(channel, event) => {
+                    self.event(channel, event, cx.clock.now_ns(), |_| {});
+                    self.act(tail, cx.clock);
+                }
+                Next::Data(channel) => {
+                    let cause = format!("channel {} has sent data behind its end", channel.0);
+                    return Progress::Failed(TaskFailure { operator: None, cause });
+                }
+                Next::Empty => break,
+            }
+        }
+        self.end_turn(&tail.metrics);
+        tail.finish(|| cx.clock.now_ns() >= cx.until_ns)
     }
 
     pub fn control(&mut self, channel: ChannelIndex, control: Control, emit: impl FnMut(Control)) {
@@ -484,7 +545,7 @@ impl<T: Record, C: Collector<T>> ReaderTask<T, C> {
     pub(crate) fn new(cx: &mut SubtaskContext, next: C) -> Self {
         ReaderTask {
             channels: Channels::new(cx.input()),
-            tail: Tail::new(next, cx.metrics.clone(), cx.info.vertex.clone()),
+            tail: Tail::new(cx, next),
             pace: Pace::new(),
             record: PhantomData,
         }
@@ -499,8 +560,9 @@ impl<T: Record, C: Collector<T>> ReaderTask<T, C> {
 
 impl<T: Record, C: Collector<T>> Task for ReaderTask<T, C> {
     fn turn(&mut self, cx: &mut TurnContext<'_>) -> Progress {
+        self.channels.begin_turn(&mut self.tail, cx.clock);
         if !self.tail.is_running() {
-            return self.tail.finish(|| cx.clock.now_ns() >= cx.until_ns);
+            return self.channels.end(&mut self.tail, cx);
         }
         if self.channels.wait_until_ns > cx.now_ns {
             return Progress::BusyUntil(self.channels.wait_until_ns);
@@ -518,7 +580,7 @@ impl<T: Record, C: Collector<T>> Task for ReaderTask<T, C> {
                 Next::Event(channel, event) => (channel, Some(event)),
                 // A consumer that nobody sends to, as behind a global exchange, has no event to wait for.
                 Next::Empty if self.channels.all_ended() => {
-                    return self.tail.finish(|| cx.clock.now_ns() >= cx.until_ns);
+                    return self.channels.end(&mut self.tail, cx);
                 }
                 Next::Empty => {
                     let progress = self.end_turn(records, Progress::Idle);
@@ -528,11 +590,12 @@ impl<T: Record, C: Collector<T>> Task for ReaderTask<T, C> {
             };
             self.channels.gate.set_active();
             if let Some(event) = event {
-                self.channels.event(channel, event, |control| self.tail.next.control(control));
+                let now_ns = cx.clock.now_ns();
+                self.channels.event(channel, event, now_ns, |control| self.tail.next.control(control));
+                self.channels.act(&mut self.tail, cx.clock);
                 if self.channels.all_ended() {
-                    self.channels.end_turn(&self.tail.metrics);
                     self.tail.end_turn(records, false);
-                    return self.tail.finish(|| cx.clock.now_ns() >= cx.until_ns);
+                    return self.channels.end(&mut self.tail, cx);
                 }
                 continue;
             }
@@ -584,7 +647,10 @@ impl<T: Record, C: Collector<T>> Task for ReaderTask<T, C> {
         }
     }
 
-    fn mail(&mut self, _: Mail, _: u64) {}
+    fn mail(&mut self, mail: Mail, _: u64) {
+        self.channels.mail(&mail);
+        self.tail.mail(&mail);
+    }
 
     fn flush(&mut self) {
         self.tail.flush();
@@ -592,5 +658,13 @@ impl<T: Record, C: Collector<T>> Task for ReaderTask<T, C> {
 
     fn wants_flush(&self) -> bool {
         self.tail.wants_flush()
+    }
+
+    fn has_background(&self) -> bool {
+        self.tail.has_background()
+    }
+
+    fn background(&mut self, cx: &mut TurnContext<'_>) -> Background {
+        self.tail.background(cx)
     }
 }

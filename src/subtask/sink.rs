@@ -1,6 +1,6 @@
 //! The end of a chain that writes to a sink.
 
-use crate::operator::{Collector, Control, Lifecycle, OperatorFailure, Step};
+use crate::operator::{Collector, Control, Lifecycle, OperatorFailure, Settled, Step};
 use crate::record::{Record, Timestamp};
 use crate::sink::Sink;
 use crate::source::SourceError;
@@ -60,7 +60,7 @@ impl<S: Sink> Collector<S::Item> for SinkEnd<S> {
         Step::Done
     }
 
-    fn lifecycle(&mut self, event: &mut Lifecycle<'_>) {
+    fn lifecycle(&mut self, event: &mut Lifecycle<'_, '_>) {
         match event {
             Lifecycle::Snapshot(snapshot) => {
                 let mut state = Vec::new();
@@ -75,7 +75,18 @@ impl<S: Sink> Collector<S::Item> for SinkEnd<S> {
                     self.failed.get_or_insert(cause);
                 }
             }
-            Lifecycle::PreBarrier(_) | Lifecycle::Abort(_) => {}
+            Lifecycle::Settle(settling) => {
+                let settled = match settling.what {
+                    Settled::Durable => self.sink.is_durable(settling.checkpoint),
+                    Settled::Committed => self.sink.is_committed(settling.checkpoint),
+                };
+                match settled {
+                    Ok(true) => {}
+                    Ok(false) => settling.waits(),
+                    Err(cause) => settling.fail(&self.name, cause),
+                }
+            }
+            Lifecycle::PreBarrier(_) | Lifecycle::Abort(_) | Lifecycle::Write(_) => {}
         }
     }
 

@@ -1,12 +1,17 @@
 //! The task of a source.
 
+use super::snapshot::triggered;
 use super::tail::{Pace, Tail};
 use super::{SubtaskContext, operator_failure};
 use crate::operator::{Collector, Control};
 use crate::source::{Source, SourceOutput, SourcePoll};
 use std::sync::Arc;
 use tidegate_shard::mailbox::Mail;
-use tidegate_shard::task::{Port, Progress, Task, TurnContext};
+use tidegate_shard::task::{Background, Port, Progress, Task, TurnContext};
+use tidegate_storage::metadata::StateRef;
+
+/// A source is the first operator of its vertex.
+pub(crate) const SOURCE_OPERATOR: usize = 0;
 
 /// A source and the chain behind it.
 pub struct SourceTask<S: Source, C: Collector<S::Item>> {
@@ -31,12 +36,13 @@ impl<S: Source, C: Collector<S::Item>> SourceTask<S, C> {
         vertex: u32,
         marker_interval_ns: Option<u64>,
     ) -> Self {
+        let tail = Tail::new(cx, next);
         SourceTask {
+            stopped: tail.had_emitted_all(),
             source,
             name,
-            tail: Tail::new(next, cx.metrics.clone(), cx.info.vertex.clone()),
+            tail,
             pace: Pace::new(),
-            stopped: false,
             vertex,
             subtask: cx.info.subtask,
             marker_interval_ns: marker_interval_ns.unwrap_or(u64::MAX),
@@ -47,6 +53,16 @@ impl<S: Source, C: Collector<S::Item>> SourceTask<S, C> {
 
 impl<S: Source, C: Collector<S::Item>> Task for SourceTask<S, C> {
     fn turn(&mut self, cx: &mut TurnContext<'_>) -> Progress {
+        while let Some(barrier) = self.tail.next_trigger() {
+            let (source, name) = (&mut self.source, &self.name);
+            self.tail.checkpoint(&triggered(barrier, cx.clock), cx.clock, |snapshot| {
+                let mut state = Vec::new();
+                match source.snapshot(&mut state) {
+                    Ok(()) => snapshot.state_of(SOURCE_OPERATOR).operator.push(StateRef::Inline(state)),
+                    Err(cause) => snapshot.fail(name, cause),
+                }
+            });
+        }
         if !self.tail.is_running() {
             return self.tail.finish(|| cx.clock.now_ns() >= cx.until_ns);
         }
@@ -100,9 +116,12 @@ impl<S: Source, C: Collector<S::Item>> Task for SourceTask<S, C> {
     }
 
     fn mail(&mut self, mail: Mail, _: u64) {
-        if mail == Mail::Stop {
-            self.stopped = true;
+        match mail {
+            Mail::Stop => self.stopped = true,
+            Mail::Complete(id) => self.source.complete(id.0),
+            _ => {}
         }
+        self.tail.mail(&mail);
     }
 
     fn flush(&mut self) {
@@ -111,5 +130,13 @@ impl<S: Source, C: Collector<S::Item>> Task for SourceTask<S, C> {
 
     fn wants_flush(&self) -> bool {
         self.tail.wants_flush()
+    }
+
+    fn has_background(&self) -> bool {
+        self.tail.has_background()
+    }
+
+    fn background(&mut self, cx: &mut TurnContext<'_>) -> Background {
+        self.tail.background(cx)
     }
 }

@@ -1,13 +1,16 @@
 //! What all tasks have in common: the chain with its outputs, and how a task ends.
 
-use super::operator_failure;
-use crate::operator::{Collector, OperatorFailure, Step};
+use super::snapshot::Checkpoints;
+use super::{RestoredSubtask, SubtaskContext, operator_failure};
+use crate::checkpoint::{CheckpointReport, DeclineReason};
+use crate::operator::{Collector, Lifecycle, OperatorFailure, Settled, Settling, Snapshot, Step};
 use crate::record::Record;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use tidegate_shard::account::SubtaskMetrics;
-use tidegate_shard::barrier::Event;
-use tidegate_shard::task::{Port, Progress, TaskFailure};
+use tidegate_shard::barrier::{Aligned, Barrier, Event};
+use tidegate_shard::mailbox::Mail;
+use tidegate_shard::task::{Background, Clock, Port, Progress, TaskFailure, TurnContext};
 
 /// How far a task is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,6 +18,8 @@ enum Phase {
     Running,
     /// Input has ended; operators emit what they held back.
     Finishing,
+    /// Everything was emitted; the checkpoint that has it all is not complete.
+    Final,
     /// Everything was emitted; segments are still with the consumers.
     Draining,
 }
@@ -27,12 +32,29 @@ pub(super) struct Tail<T: Record, C: Collector<T>> {
     phase: Phase,
     /// Whether a turn has put records out that may lie in an open segment.
     unflushed: bool,
+    checkpoints: Option<Checkpoints>,
+    /// Whether operators have emitted what they held back, before the checkpoint that the task goes on from.
+    emitted_all: bool,
+    /// The complete checkpoint that holds everything.
+    last_complete: Option<u64>,
     record: PhantomData<fn(T)>,
 }
 
 impl<T: Record, C: Collector<T>> Tail<T, C> {
-    pub fn new(next: C, metrics: Arc<SubtaskMetrics>, vertex: Arc<str>) -> Self {
-        Tail { next, metrics, vertex, phase: Phase::Running, unflushed: false, record: PhantomData }
+    pub fn new(cx: &SubtaskContext, next: C) -> Self {
+        let checkpoints = cx.checkpoints.clone().map(|(seat, log)| Checkpoints::new(seat, log));
+        let emitted_all = cx.restored.as_ref().is_some_and(RestoredSubtask::finished);
+        Tail {
+            next,
+            metrics: cx.metrics.clone(),
+            vertex: cx.info.vertex.clone(),
+            phase: Phase::Running,
+            unflushed: false,
+            checkpoints,
+            emitted_all,
+            last_complete: None,
+            record: PhantomData,
+        }
     }
 
     /// Name of the task's vertex.
@@ -43,6 +65,16 @@ impl<T: Record, C: Collector<T>> Tail<T, C> {
     /// Whether input may still be taken.
     pub fn is_running(&self) -> bool {
         self.phase == Phase::Running
+    }
+
+    /// Whether nothing but barriers may still come.
+    pub fn is_final(&self) -> bool {
+        self.phase == Phase::Final
+    }
+
+    /// Whether the task goes on from a checkpoint before which it had emitted everything.
+    pub fn had_emitted_all(&self) -> bool {
+        self.emitted_all
     }
 
     /// Why no record may be taken now, if so.
@@ -118,24 +150,112 @@ impl<T: Record, C: Collector<T>> Tail<T, C> {
                 self.end_turn(0, false);
                 return self.obstacle();
             }
-            if self.next.finish() == Step::Done {
+            if self.emitted_all || self.next.finish() == Step::Done {
                 if let Some(failure) = self.failure() {
                     return Progress::Failed(failure);
                 }
-                self.next.outputs(&mut |partition| {
-                    partition.broadcast_event(&Event::EndOfData);
-                    partition.broadcast_event(&Event::EndOfInput);
-                });
-                self.phase = Phase::Draining;
+                self.next.outputs(&mut |partition| partition.broadcast_event(&Event::EndOfData));
+                match &self.checkpoints {
+                    Some(checkpoints) if checkpoints.waits_at_end() => {
+                        self.phase = Phase::Final;
+                        let subtask = checkpoints.subtask();
+                        checkpoints.report(CheckpointReport::EndOfData { subtask });
+                    }
+                    _ => self.end_input(),
+                }
             } else if over() {
                 self.end_turn(0, true);
                 return Progress::Ready;
             }
         }
+        if let (Phase::Final, Some(checkpoint)) = (self.phase, self.last_complete) {
+            let mut settling = Settling::new(checkpoint, Settled::Committed);
+            self.next.lifecycle(&mut Lifecycle::Settle(&mut settling));
+            match settling.outcome() {
+                Ok(true) => self.end_input(),
+                Ok(false) => {}
+                Err((operator, cause)) => return Progress::Failed(operator_failure(operator, &cause)),
+            }
+        }
         self.end_turn(0, false);
-        let mut drained = true;
+        if let Some(failure) = self.failure() {
+            return Progress::Failed(failure);
+        }
+        let mut drained = self.phase == Phase::Draining;
         self.next.outputs(&mut |partition| drained &= partition.is_drained());
         if drained { Progress::Finished } else { Progress::Idle }
+    }
+
+    fn end_input(&mut self) {
+        self.next.outputs(&mut |partition| partition.broadcast_event(&Event::EndOfInput));
+        self.phase = Phase::Draining;
+    }
+
+    /// Takes a mail about checkpoints.
+    pub fn mail(&mut self, mail: &Mail) {
+        let Some(checkpoints) = &mut self.checkpoints else { return };
+        match mail {
+            Mail::Trigger(barrier) => checkpoints.trigger(barrier.clone()),
+            Mail::Abort(id) => {
+                checkpoints.abort(id.0);
+                self.next.lifecycle(&mut Lifecycle::Abort(id.0));
+            }
+            Mail::Complete(id) => {
+                if self.phase == Phase::Final && checkpoints.is_last(id.0) {
+                    self.last_complete.get_or_insert(id.0);
+                }
+                self.next.lifecycle(&mut Lifecycle::Complete(id.0));
+            }
+            Mail::Cancel | Mail::Stop | Mail::Probe { .. } => {}
+        }
+    }
+
+    /// The next trigger, if it may be followed now: while operators emit what they held back it waits.
+    pub fn next_trigger(&mut self) -> Option<Barrier> {
+        match self.phase {
+            Phase::Running | Phase::Final => self.checkpoints.as_mut()?.next_trigger(),
+            Phase::Finishing | Phase::Draining => None,
+        }
+    }
+
+    /// All barriers of a checkpoint have come: passes them on and takes the snapshot. `more` adds state of what
+    /// is before the chain.
+    #[inline(never)]
+    pub fn checkpoint(&mut self, aligned: &Aligned, clock: &dyn Clock, more: impl FnOnce(&mut Snapshot)) {
+        let Some(checkpoints) = &mut self.checkpoints else { return };
+        let Barrier { checkpoint, base, .. } = aligned.barrier;
+        if checkpoints.is_aborted(checkpoint.0) {
+            return;
+        }
+        let began_ns = clock.now_ns();
+        self.next.lifecycle(&mut Lifecycle::PreBarrier(checkpoint.0));
+        let event = Event::Barrier(aligned.barrier.clone());
+        self.next.outputs(&mut |partition| partition.broadcast_event(&event));
+        let mut snapshot = Snapshot::new(checkpoint.0, base, self.phase == Phase::Final);
+        more(&mut snapshot);
+        self.next.lifecycle(&mut Lifecycle::Snapshot(&mut snapshot));
+        if !checkpoints.began(aligned, began_ns, clock.now_ns(), snapshot) {
+            self.next.lifecycle(&mut Lifecycle::Abort(checkpoint.0));
+        }
+    }
+
+    /// A newer barrier has come before all of `old`.
+    pub fn subsumed(&mut self, old: u64, newer: u64) {
+        if let Some(checkpoints) = &mut self.checkpoints {
+            checkpoints.decline(old, DeclineReason::Subsumed { newer });
+        }
+    }
+
+    pub fn has_background(&self) -> bool {
+        self.checkpoints.as_ref().is_some_and(Checkpoints::is_busy)
+    }
+
+    pub fn background(&mut self, cx: &TurnContext<'_>) -> Background {
+        let Tail { next, checkpoints, .. } = self;
+        match checkpoints {
+            Some(checkpoints) => checkpoints.step(cx, |event| next.lifecycle(event)),
+            None => Background::Nothing,
+        }
     }
 
     /// The doorbell of one of the outputs rang.

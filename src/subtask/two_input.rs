@@ -8,7 +8,7 @@ use crate::record::{Record, Timestamp};
 use std::marker::PhantomData;
 use tidegate_shard::input::Next;
 use tidegate_shard::mailbox::Mail;
-use tidegate_shard::task::{Port, Progress, Task, TurnContext};
+use tidegate_shard::task::{Background, Port, Progress, Task, TurnContext};
 
 /// The inputs from which an operator wants its next record.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -89,7 +89,7 @@ impl<A, B, U: Record, H: Collector<U>> TwoInputTask<A, B, U, H> {
     pub(crate) fn new(cx: &mut SubtaskContext, head: H) -> Self {
         TwoInputTask {
             channels: Channels::new(cx.input()),
-            tail: Tail::new(head, cx.metrics.clone(), cx.info.vertex.clone()),
+            tail: Tail::new(cx, head),
             pace: Pace::new(),
             wanted: Inputs::Both,
             records: PhantomData,
@@ -125,8 +125,9 @@ where
     H: TwoInput<A, B> + Collector<U>,
 {
     fn turn(&mut self, cx: &mut TurnContext<'_>) -> Progress {
+        self.channels.begin_turn(&mut self.tail, cx.clock);
         if !self.tail.is_running() {
-            return self.tail.finish(|| cx.clock.now_ns() >= cx.until_ns);
+            return self.channels.end(&mut self.tail, cx);
         }
         let mut records = 0;
         let mut looked_at_ns = cx.now_ns;
@@ -148,7 +149,7 @@ where
                 Next::Event(channel, event) => (channel, Some(event)),
                 // A subtask that nobody sends to has no event to wait for.
                 Next::Empty if self.channels.all_ended() => {
-                    return self.tail.finish(|| cx.clock.now_ns() >= cx.until_ns);
+                    return self.channels.end(&mut self.tail, cx);
                 }
                 Next::Empty => {
                     let progress = self.end_turn(records, Progress::Idle);
@@ -158,11 +159,12 @@ where
             };
             self.channels.gate.set_active();
             if let Some(event) = event {
-                self.channels.event(channel, event, |control| self.tail.next.control(control));
+                let now_ns = cx.clock.now_ns();
+                self.channels.event(channel, event, now_ns, |control| self.tail.next.control(control));
+                self.channels.act(&mut self.tail, cx.clock);
                 if self.channels.all_ended() {
-                    self.channels.end_turn(&self.tail.metrics);
                     self.tail.end_turn(records, false);
-                    return self.tail.finish(|| cx.clock.now_ns() >= cx.until_ns);
+                    return self.channels.end(&mut self.tail, cx);
                 }
                 continue;
             }
@@ -213,7 +215,10 @@ where
         }
     }
 
-    fn mail(&mut self, _: Mail, _: u64) {}
+    fn mail(&mut self, mail: Mail, _: u64) {
+        self.channels.mail(&mail);
+        self.tail.mail(&mail);
+    }
 
     fn flush(&mut self) {
         self.tail.flush();
@@ -221,5 +226,13 @@ where
 
     fn wants_flush(&self) -> bool {
         self.tail.wants_flush()
+    }
+
+    fn has_background(&self) -> bool {
+        self.tail.has_background()
+    }
+
+    fn background(&mut self, cx: &mut TurnContext<'_>) -> Background {
+        self.tail.background(cx)
     }
 }

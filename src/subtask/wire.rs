@@ -2,7 +2,10 @@
 //!
 //! Both the real runtime and the simulation start jobs by this one function.
 
-use super::{GateParts, OutputParts, SubtaskContext, SubtaskInfo};
+use super::{
+    CheckpointSeat, GateParts, OutputParts, Restored, RestoredSubtask, SharedLog, SubtaskContext, SubtaskInfo,
+};
+use crate::checkpoint::{CheckpointReports, Checkpointing};
 use crate::graph::logical::{Exchange, LogicalGraph};
 use crate::graph::plan::Plan;
 use crate::source::Waker;
@@ -11,8 +14,8 @@ use tidegate_shard::account::SubtaskMetrics;
 use tidegate_shard::channel::doorbell::{Bell, Doorbell, Sleeper};
 use tidegate_shard::channel::{IdleWord, channel};
 use tidegate_shard::input::ChannelIndex;
-use tidegate_shard::memory::{Pool, Region};
-use tidegate_shard::shard::Deployment;
+use tidegate_shard::memory::Region;
+use tidegate_shard::shard::{Deployment, Room};
 use tidegate_shard::task::Port;
 
 /// What others need of a shard to send to it.
@@ -28,6 +31,21 @@ pub struct ShardLinks {
 /// The doorbells of a shard among `shards`, all silent.
 pub fn doors(shards: u32) -> Vec<Arc<Doorbell>> {
     (0..=shards).map(|_| Arc::default()).collect()
+}
+
+/// What tasks need to take part in checkpoints.
+#[derive(Clone)]
+pub struct WireCheckpoints {
+    /// Who is told.
+    pub reports: Arc<dyn CheckpointReports>,
+    /// What is known of the job's checkpoints.
+    pub info: Checkpointing,
+    /// State of at most this many bytes goes into the metadata.
+    pub inline_max: usize,
+    /// Whether subtasks whose input has ended wait for one more checkpoint.
+    pub waits_at_end: bool,
+    /// What the attempt goes on from.
+    pub restored: Option<Arc<Restored>>,
 }
 
 /// A plan, wired.
@@ -57,7 +75,14 @@ impl Slots {
 }
 
 /// Makes the channels of a plan and hands their ends to its subtasks.
-pub fn wire(plan: &Plan, graph: &LogicalGraph, links: &[ShardLinks]) -> Wired {
+///
+/// With `checkpoints`, each shard's [`SharedLog`] must be in its [`Room`].
+pub fn wire(
+    plan: &Plan,
+    graph: &LogicalGraph,
+    links: &[ShardLinks],
+    checkpoints: Option<&WireCheckpoints>,
+) -> Wired {
     let exchange = Arc::new(plan.exchange.clone());
     let shards = links.len();
     let mut slots = Slots(vec![vec![0; shards + 1]; shards]);
@@ -89,7 +114,7 @@ pub fn wire(plan: &Plan, graph: &LogicalGraph, links: &[ShardLinks]) -> Wired {
     }
     let metrics: Vec<Arc<SubtaskMetrics>> = plan.subtasks.iter().map(|_| Arc::default()).collect();
     let mut deployments: Vec<Vec<Deployment>> = (0..shards).map(|_| Vec::new()).collect();
-    for ((planned, draft), metrics) in plan.subtasks.iter().zip(drafts).zip(&metrics) {
+    for (number, ((planned, draft), metrics)) in plan.subtasks.iter().zip(drafts).zip(&metrics).enumerate() {
         let shard = planned.shard.0 as usize;
         let Draft { gate, outputs, mut ports } = draft;
         ports.push((shards, planned.task.0, Port::Waker));
@@ -104,14 +129,39 @@ pub fn wire(plan: &Plan, graph: &LogicalGraph, links: &[ShardLinks]) -> Wired {
             parallelism: vertex.parallelism,
             max_parallelism: vertex.max_parallelism,
             operators: logical.operators.iter().map(|o| Arc::from(o.name.as_str())).collect(),
-            checkpoints: None,
+            checkpoints: checkpoints.map(|checkpoints| checkpoints.info),
         };
         let factory = logical.factory.clone().expect("the plan has checked that every chain is closed");
         let (exchange, counters, group_hash) = (exchange.clone(), metrics.clone(), plan.group_hash);
-        let make = Box::new(move |pool: &Pool| {
-            let pool = pool.clone();
+        let seat = checkpoints.map(|checkpoints| CheckpointSeat {
+            subtask: number,
+            reports: checkpoints.reports.clone(),
+            inline_max: checkpoints.inline_max,
+            waits_at_end: checkpoints.waits_at_end,
+        });
+        let restored = checkpoints
+            .and_then(|checkpoints| checkpoints.restored.clone())
+            .map(|all| RestoredSubtask { all, vertex: planned.vertex.0 as usize, subtask: planned.subtask });
+        let make = Box::new(move |room: &Room| {
+            let pool = room.pool.clone();
             let metrics = counters;
-            let mut cx = SubtaskContext { info, gate, outputs, exchange, group_hash, metrics, waker, pool };
+            let log = || {
+                let log = room.local.as_ref().and_then(|local| local.downcast_ref::<SharedLog>());
+                log.expect("a shard whose tasks take checkpoints has a log").clone()
+            };
+            let checkpoints = seat.map(|seat| (seat, log()));
+            let mut cx = SubtaskContext {
+                info,
+                gate,
+                outputs,
+                exchange,
+                group_hash,
+                metrics,
+                waker,
+                pool,
+                checkpoints,
+                restored,
+            };
             factory(&mut cx)
         });
         let deployment = Deployment { task: planned.task, make, ports, metrics: metrics.clone() };

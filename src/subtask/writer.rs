@@ -197,7 +197,7 @@ impl<T: Record, P: Partitioner<T>> Collector<T> for WriterEnd<T, P> {
         Step::Done
     }
 
-    fn lifecycle(&mut self, _: &mut Lifecycle<'_>) {}
+    fn lifecycle(&mut self, _: &mut Lifecycle<'_, '_>) {}
 
     fn outputs(&mut self, f: &mut dyn FnMut(&mut ResultPartition)) {
         if self.staged_count > 0 {

@@ -1,4 +1,9 @@
-//! Events: what travels between buffers, and the checkpoint barrier among them.
+//! Events: what travels between buffers, and the checkpoint barrier among them; and what a reader makes of
+//! barriers.
+
+mod aligned;
+
+pub use aligned::{Action, Aligned, BarrierHandler};
 
 /// Number of a checkpoint; only grows, also over restarts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -31,7 +31,7 @@ use tidegate_shard::channel::ring::Full;
 use tidegate_shard::mailbox::Mail;
 use tidegate_shard::memory::{Pool, Region};
 use tidegate_shard::shard::{
-    Report, ReportSink, Shard, ShardId, ShardMail, ShardMailer, ShardParts, shard_mail,
+    Report, ReportSink, Room, Shard, ShardId, ShardMail, ShardMailer, ShardParts, shard_mail,
 };
 
 /// Steps in which every run must be over: about a hundred times what the longest ones take.
@@ -149,7 +149,8 @@ impl World {
                 id: ShardId(index),
                 turn: settings.turn.clone(),
                 flush: plan.exchange.flush,
-                pool: Pool::new(region.clone(), memory.overdraft),
+                room: Room { pool: Pool::new(region.clone(), memory.overdraft), local: None },
+                service: None,
                 doors: doors.clone(),
                 sleeper: sleeper.clone(),
                 reports: Box::new(inbox.clone()),
@@ -160,7 +161,7 @@ impl World {
             shards.push(SimShard { shard, mailer, mail, flag, thread, next_timer_ns: None });
             links.push(ShardLinks { region, doors, sleeper });
         }
-        let wired = wire(&plan, &job.graph, &links);
+        let wired = wire(&plan, &job.graph, &links, None);
         for (shard, deployments) in shards.iter_mut().zip(wired.deployments) {
             shard.mail.push_back(ShardMail::Deploy(deployments));
         }
