@@ -11,6 +11,7 @@ pub mod limit;
 pub mod operator;
 pub mod partitioner;
 pub mod record;
+mod sealed;
 pub mod sink;
 pub mod source;
 pub mod state;

@@ -95,6 +95,30 @@ pub enum TextError {
         /// The bound.
         bytes_max: usize,
     },
+    /// The inputs are not those that a checkpoint speaks of.
+    #[error("the input is not what it was at the checkpoint: {changes}; expected the same files, unchanged")]
+    Changed {
+        /// Which files, and how.
+        changes: String,
+    },
+    /// The inputs were cut up differently when the checkpoint was taken.
+    #[error(
+        "the text was read by {expected} subtasks at the checkpoint, in splits of at least {split_bytes_min} bytes; expected the same of this job, which has {found}"
+    )]
+    CutDifferently {
+        /// Subtasks now.
+        found: u32,
+        /// Subtasks at the checkpoint.
+        expected: u32,
+        /// Least size of a split at the checkpoint.
+        split_bytes_min: u64,
+    },
+    /// A stream cannot be read again from where it was.
+    #[error("{}: a stream can be read only once, and it was being read when the job failed; expected a file", path.display())]
+    ReadOnce {
+        /// The input as given.
+        path: PathBuf,
+    },
     /// The thread that reads for a source could not be started.
     #[error("{}: no thread could be started to read it: {cause}", path.display())]
     Thread {

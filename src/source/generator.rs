@@ -12,7 +12,9 @@
 
 use super::{Source, SourceContext, SourceError, SourceOutput, SourcePoll};
 use crate::operator::Collector;
+use crate::sealed;
 use rand_distr::Distribution;
+use std::fmt;
 use std::sync::Arc;
 use thiserror::Error;
 
@@ -21,6 +23,9 @@ const ALIAS_KEYS_MAX: u64 = 1 << 22;
 
 /// Payloads are cut from one pool of random bytes, at so many different places.
 const PAYLOAD_PLACES: usize = 4096;
+
+/// Version of the state in a checkpoint.
+const VERSION: u8 = 1;
 
 /// What to generate.
 #[derive(Debug, Clone)]
@@ -68,6 +73,23 @@ pub enum KeyDistribution {
     Runs(Vec<(u64, u64)>),
 }
 
+impl fmt::Display for KeyDistribution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            KeyDistribution::Uniform { keys } => write!(f, "uniform over {keys}"),
+            KeyDistribution::Zipf { keys, exponent } => {
+                write!(f, "Zipf over {keys} with exponent {exponent}")
+            }
+            KeyDistribution::RoundRobin { keys } => write!(f, "{keys} in turn"),
+            KeyDistribution::Runs(runs) => {
+                // Long lists are told apart by their sum.
+                let sum = runs.iter().fold(0u64, |sum, &(key, times)| mix(sum ^ mix(key) ^ times));
+                write!(f, "{} runs ({sum:016x})", runs.len())
+            }
+        }
+    }
+}
+
 /// Options from which nothing can be generated.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
@@ -81,6 +103,22 @@ pub enum GeneratorError {
     /// A rate at which nothing would come, or everything at once.
     #[error("generator: rate {0} records/s; expected a finite number greater than 0")]
     Rate(f64),
+    /// What is generated is not what was generated before the checkpoint.
+    #[error("generator: {what} {found}; expected {expected}, as at the checkpoint")]
+    Changed {
+        /// Which of the options.
+        what: String,
+        /// Its value now.
+        found: String,
+        /// Its value at the checkpoint.
+        expected: String,
+    },
+}
+
+impl GeneratorError {
+    fn changed(what: &str, found: String, expected: String) -> GeneratorError {
+        GeneratorError::Changed { what: what.to_string(), found, expected }
+    }
 }
 
 /// Checked options, from which each subtask's source is made. Cheap to clone.
@@ -124,8 +162,11 @@ impl GeneratorPlan {
         let (subtask, parallelism) = (u64::from(context.subtask), u64::from(context.parallelism));
         let end = self.options.count.unwrap_or(u64::MAX);
         Schedule {
+            options: self.options.clone(),
             seed: mix(self.options.seed),
             keys: self.keys.clone(),
+            subtask,
+            skipped: 0,
             next: subtask,
             step: parallelism,
             end,
@@ -144,6 +185,8 @@ pub struct PayloadGenerator {
 
 impl Source for PayloadGenerator {
     type Item = (u64, Vec<u8>);
+
+    const REPLAYS: bool = true;
 
     #[inline]
     fn poll<C: Collector<Self::Item>>(
@@ -164,6 +207,15 @@ impl Source for PayloadGenerator {
             }
         }
     }
+
+    fn snapshot(&mut self, state: &mut Vec<u8>) -> Result<(), SourceError> {
+        self.schedule.snapshot(state);
+        Ok(())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> Result<(), SourceError> {
+        self.schedule.restore(state)
+    }
 }
 
 /// Emits `(key, due)`; see [`GeneratorPlan::dues`].
@@ -173,6 +225,8 @@ pub struct DueGenerator {
 
 impl Source for DueGenerator {
     type Item = (u64, u64);
+
+    const REPLAYS: bool = true;
 
     #[inline]
     fn poll<C: Collector<Self::Item>>(
@@ -190,18 +244,31 @@ impl Source for DueGenerator {
             }
         }
     }
+
+    fn snapshot(&mut self, state: &mut Vec<u8>) -> Result<(), SourceError> {
+        self.schedule.snapshot(state);
+        Ok(())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> Result<(), SourceError> {
+        self.schedule.restore(state)
+    }
 }
 
 /// One subtask's records: which, and when.
 struct Schedule {
+    options: GeneratorOptions,
     seed: u64,
     keys: Keys,
+    subtask: u64,
+    /// Records of all subtasks that were due before a restart: the clock begins with the first one after it.
+    skipped: u64,
     /// Number in the job of the next record: `subtask + n * parallelism`.
     next: u64,
     step: u64,
     end: u64,
     period_ns: Option<f64>,
-    /// When record 0 was due: the time of the first poll.
+    /// When the first record that is not skipped was due: the time of the first poll.
     start_ns: Option<u64>,
 }
 
@@ -222,7 +289,7 @@ impl Schedule {
         if let Some(period_ns) = self.period_ns {
             let start_ns = *self.start_ns.get_or_insert(now_ns);
             // Exact to a nanosecond for 104 days.
-            due_ns = start_ns + (self.next as f64 * period_ns) as u64;
+            due_ns = start_ns + ((self.next - self.skipped) as f64 * period_ns) as u64;
             if due_ns > now_ns {
                 return Err(SourcePoll::WaitUntil(due_ns));
             }
@@ -230,6 +297,41 @@ impl Schedule {
         let random = mix(self.seed.wrapping_add(self.next));
         self.next = self.next.saturating_add(self.step);
         Ok(Generated { key: self.keys.draw(random), due_ns, random })
+    }
+
+    fn snapshot(&self, state: &mut Vec<u8>) {
+        sealed::seal(VERSION, state, |fields| {
+            fields.u64(self.options.seed);
+            fields.text(&self.options.keys.to_string());
+            fields.u64(self.step);
+            fields.u64(self.subtask);
+            fields.u64(self.next);
+            let (at, left) = self.keys.place();
+            fields.u64(at);
+            fields.u64(left);
+        });
+    }
+
+    fn restore(&mut self, state: &[u8]) -> Result<(), SourceError> {
+        let (seed, keys, numbers) = sealed::open("a generator", VERSION, state, |_, fields| {
+            let (seed, keys) = (fields.u64()?, fields.text()?);
+            Ok((seed, keys, [fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?]))
+        })?;
+        let [step, subtask, next, at, left] = numbers;
+        let same = |what: &str, found: &dyn fmt::Display, expected: &dyn fmt::Display| {
+            let (found, expected) = (found.to_string(), expected.to_string());
+            if found == expected { Ok(()) } else { Err(GeneratorError::changed(what, found, expected)) }
+        };
+        same("seed", &self.options.seed, &seed)?;
+        same("keys", &self.options.keys, &keys)?;
+        same("parallelism", &self.step, &step)?;
+        same("subtask", &self.subtask, &subtask)?;
+        if next < subtask || !self.keys.go_to(at, left) {
+            return Err(format!("generator: no record {next}, no place {at} with {left} left").into());
+        }
+        self.next = next;
+        self.skipped = next - subtask;
+        Ok(())
     }
 }
 
@@ -268,6 +370,33 @@ impl Keys {
                 Keys::Runs { runs, run: 0, left }
             }
         })
+    }
+
+    /// Where in its pattern it is, if it is one.
+    fn place(&self) -> (u64, u64) {
+        match self {
+            Keys::Uniform { .. } | Keys::Alias(_) | Keys::Zipf(_) => (0, 0),
+            Keys::RoundRobin { next, .. } => (*next, 0),
+            Keys::Runs { run, left, .. } => (*run as u64, *left),
+        }
+    }
+
+    /// Goes to where in its pattern it was; false if there is no such place.
+    fn go_to(&mut self, at: u64, at_left: u64) -> bool {
+        match self {
+            Keys::Uniform { .. } | Keys::Alias(_) | Keys::Zipf(_) => true,
+            Keys::RoundRobin { keys, next } => {
+                *next = at;
+                at < *keys
+            }
+            Keys::Runs { runs, run, left } => {
+                let found = runs.get(at as usize).is_some_and(|&(_, times)| at_left <= times);
+                if found {
+                    (*run, *left) = (at as usize, at_left);
+                }
+                found
+            }
+        }
     }
 
     /// The next key; `random` is 64 random bits.
@@ -511,5 +640,71 @@ mod tests {
             let message = refused(GeneratorOptions { rate: Some(rate), ..GeneratorOptions::default() });
             assert!(message.contains(&format!("rate {rate}")), "{message}");
         }
+    }
+
+    /// Goal: restored from where it was, a generator emits the rest and nothing else, wherever that was.
+    #[test]
+    fn a_rewound_generator_emits_the_rest() {
+        for keys in [
+            KeyDistribution::Uniform { keys: 100 },
+            KeyDistribution::Zipf { keys: 100, exponent: 1.1 },
+            KeyDistribution::RoundRobin { keys: 7 },
+            KeyDistribution::Runs(vec![(4, 3), (9, 2)]),
+        ] {
+            let plan = plan(keys, 23);
+            for subtask in 0..2 {
+                let cx = context(subtask, 2);
+                let expected = run(&mut plan.dues(&cx), 100).unwrap();
+                for polls in 0..14 {
+                    let (mut first, mut out) = (plan.dues(&cx), Capture::default());
+                    for _ in 0..polls {
+                        out.poll(&mut first, 1, 0).unwrap();
+                    }
+                    let mut state = Vec::new();
+                    first.snapshot(&mut state).unwrap();
+                    let mut second = plan.dues(&cx);
+                    second.restore(&state).unwrap();
+                    out.taken.extend(run(&mut second, 3).unwrap());
+                    assert_eq!(out.taken, expected, "{polls} polls");
+                }
+            }
+        }
+    }
+
+    /// Goal: a restored open loop goes on at its rate from the first poll on, whatever the clock was before.
+    #[test]
+    fn a_rewound_generator_keeps_its_rate() {
+        let options = GeneratorOptions { rate: Some(1_000.0), ..GeneratorOptions::default() };
+        let plan = GeneratorPlan::new(options).unwrap();
+        let (ms, mut out) = (1_000_000, Capture::<(u64, u64)>::default());
+        let mut first = plan.dues(&context(0, 1));
+        assert_eq!(out.poll(&mut first, 9, 500 * ms).unwrap(), SourcePoll::WaitUntil(501 * ms));
+        assert_eq!(out.poll(&mut first, 9, 503 * ms).unwrap(), SourcePoll::WaitUntil(504 * ms));
+        let mut state = Vec::new();
+        first.snapshot(&mut state).unwrap();
+        let mut second = plan.dues(&context(0, 1));
+        second.restore(&state).unwrap();
+        assert_eq!(out.poll(&mut second, 9, 10 * ms).unwrap(), SourcePoll::WaitUntil(11 * ms));
+        assert_eq!(out.taken.len(), 5);
+    }
+
+    /// Goal: another generator than the one of the checkpoint is refused, by what is different.
+    #[test]
+    fn another_generator_is_refused() {
+        let keys =
+            |keys| GeneratorOptions { keys: KeyDistribution::RoundRobin { keys }, ..Default::default() };
+        let before = GeneratorPlan::new(keys(3)).unwrap();
+        let mut state = Vec::new();
+        before.dues(&context(1, 2)).snapshot(&mut state).unwrap();
+        let refused = |options, cx: &SourceContext| {
+            let mut source = GeneratorPlan::new(options).unwrap().payloads(cx);
+            source.restore(&state).unwrap_err().to_string()
+        };
+        let message = refused(keys(4), &context(1, 2));
+        assert!(message.contains("keys 4 in turn; expected 3 in turn"), "{message}");
+        let message = refused(GeneratorOptions { seed: 9, ..keys(3) }, &context(1, 2));
+        assert!(message.contains("seed 9; expected 1"), "{message}");
+        assert!(refused(keys(3), &context(1, 3)).contains("parallelism 3; expected 2"));
+        assert!(refused(keys(3), &context(0, 2)).contains("subtask 0; expected 1"));
     }
 }

@@ -25,11 +25,23 @@ pub(super) struct GzipChunks {
 }
 
 impl GzipChunks {
-    /// Opens the file. Blocks.
-    pub(super) fn open(path: PathBuf) -> Result<GzipChunks, SourceError> {
+    /// Opens the file and reads over its first `skip` decompressed bytes. Blocks.
+    pub(super) fn open(path: PathBuf, skip: u64) -> Result<GzipChunks, SourceError> {
         let file = File::open(&path).map_err(|cause| TextError::Unreadable { path: path.clone(), cause })?;
         let input = Counted { inner: BufReader::with_capacity(COMPRESSED_BYTES, file), taken: 0 };
-        Ok(GzipChunks { path, decoder: MultiGzDecoder::new(input) })
+        let mut chunks = GzipChunks { path, decoder: MultiGzDecoder::new(input) };
+        let (mut skipped, mut scratch) = (0, vec![0; if skip > 0 { COMPRESSED_BYTES } else { 0 }]);
+        while skipped < skip {
+            let want = scratch.len().min((skip - skipped).try_into().unwrap_or(usize::MAX));
+            match chunks.read_chunk(&mut scratch[..want])? {
+                0 => {
+                    let path = chunks.path;
+                    return Err(TextError::Shrunk { path, planned: skip, found: skipped }.into());
+                }
+                count => skipped += count as u64,
+            }
+        }
+        Ok(chunks)
     }
 }
 

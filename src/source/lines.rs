@@ -113,6 +113,28 @@ impl LineBuffer {
         self.base
     }
 
+    /// Goes on in a range that ends at `stop`, with the line that begins at `offset`, before which it had `lines`.
+    pub(super) fn resume(&mut self, offset: u64, stop: u64, lines: u64) {
+        assert!(offset < stop, "no line of the range begins at {offset}: it ends at {stop}");
+        self.skipping = false;
+        self.base = offset;
+        (self.pos, self.ready, self.len) = (0, 0, 0);
+        self.stop = stop;
+        self.complete = false;
+        self.lines = lines;
+    }
+
+    /// Where the first line begins that is not out, and how many of the range are before it; `None` if all are out,
+    /// or while what comes before the range is still to be dropped.
+    pub(super) fn position(&self) -> Option<(u64, u64)> {
+        (!self.is_drained() && !self.skipping).then_some((self.base + self.pos as u64, self.lines))
+    }
+
+    /// Whether every line of the range is out.
+    pub(super) fn is_drained(&self) -> bool {
+        self.complete && self.pos == self.ready
+    }
+
     /// Room for the next `want` bytes, behind what has not been emitted.
     pub(super) fn space(&mut self, want: usize) -> &mut [u8] {
         debug_assert_eq!(self.pos, self.ready, "whole lines must be drained before reading on");
@@ -228,6 +250,11 @@ impl LineBuffer {
             self.pos += next;
         }
         Ok(if self.complete { Drained::Complete } else { Drained::Empty })
+    }
+
+    /// Counts these lines, of before, as lines in which bytes were replaced.
+    pub(super) fn add_invalid_lines(&mut self, lines: u64) {
+        self.invalid_lines += lines;
     }
 
     /// Lines in which bytes were replaced, since the buffer was made.

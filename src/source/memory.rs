@@ -3,9 +3,13 @@
 use super::{Source, SourceContext, SourceError, SourceOutput, SourcePoll};
 use crate::operator::{Collector, Owned};
 use crate::record::Record;
+use crate::sealed;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Version of the state in a checkpoint.
+const VERSION: u8 = 1;
 
 /// How often the records are emitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +66,9 @@ impl<T: Record> InMemory<T> {
 impl<T: Record> Source for InMemory<T> {
     type Item = T;
 
+    /// What ends by the clock has its whole time again after a restart.
+    const REPLAYS: bool = true;
+
     #[inline]
     fn poll<C: Collector<T>>(&mut self, out: &mut SourceOutput<'_, T, C>) -> Result<SourcePoll, SourceError> {
         if let Repeat::For(duration) = self.repeat {
@@ -87,6 +94,32 @@ impl<T: Record> Source for InMemory<T> {
             self.rounds_left -= 1;
             self.at = self.range.start;
         }
+    }
+
+    fn snapshot(&mut self, state: &mut Vec<u8>) -> Result<(), SourceError> {
+        sealed::seal(VERSION, state, |fields| {
+            for index in [self.range.start, self.range.end, self.at] {
+                fields.u64(index as u64);
+            }
+            fields.u64(self.rounds_left);
+        });
+        Ok(())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> Result<(), SourceError> {
+        let [start, end, at, rounds_left] =
+            sealed::open("records in memory", VERSION, state, |_, fields| {
+                Ok([fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?])
+            })?;
+        let Range { start: own_start, end: own_end } = self.range;
+        if (start, end) != (own_start as u64, own_end as u64) || !(start..=end).contains(&at) {
+            return Err(format!(
+                "records {own_start}..{own_end}; expected {start}..{end}, as at the checkpoint, where {at} was next"
+            )
+            .into());
+        }
+        (self.at, self.rounds_left) = (at as usize, rounds_left);
+        Ok(())
     }
 }
 
@@ -140,5 +173,28 @@ mod tests {
         }
         assert_eq!(out.poll(&mut source, 4, 1_100).unwrap(), SourcePoll::Done);
         assert_eq!(out.taken.len(), 12);
+    }
+
+    /// Goal: restored from where it was, it emits the rest and nothing else, wherever that was.
+    #[test]
+    fn a_rewound_source_emits_the_rest() {
+        let records: Arc<[u64]> = (10..15).collect();
+        let expected: Vec<u64> = (0..3).flat_map(|_| 10..15).collect();
+        for polls in 0..20 {
+            let mut first = InMemory::new(records.clone(), Repeat::Times(3));
+            let mut out = Capture::default();
+            for _ in 0..polls {
+                out.poll(&mut first, 1, 0).unwrap();
+            }
+            let mut state = Vec::new();
+            first.snapshot(&mut state).unwrap();
+            let mut second = InMemory::new(records.clone(), Repeat::Times(3));
+            second.restore(&state).unwrap();
+            out.taken.extend(run(&mut second, 2).unwrap());
+            assert_eq!(out.taken, expected, "{polls} polls");
+            let other: Arc<[u64]> = (0..4).collect();
+            let error = InMemory::new(other, Repeat::Times(3)).restore(&state).unwrap_err().to_string();
+            assert!(error.contains("records 0..4; expected 0..5"), "{error}");
+        }
     }
 }

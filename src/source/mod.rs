@@ -10,6 +10,7 @@ mod helper;
 mod lines;
 pub mod memory;
 mod page_cache;
+mod position;
 mod split;
 mod stdin;
 pub mod tcp;

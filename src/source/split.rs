@@ -11,7 +11,7 @@ use super::error::TextError;
 use super::gzip::is_gzip;
 use std::fs::{File, FileType, Metadata};
 use std::io::{self, Read};
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use walkdir::WalkDir;
 
@@ -49,6 +49,8 @@ pub struct InputFile {
     pub kind: InputKind,
     /// Size when it was planned, in bytes; 0 for streams. Plain files are read up to here, even if they grow.
     pub bytes: u64,
+    /// When it was last written to before it was planned, in nanoseconds since 1970; 0 for streams.
+    pub modified_ns: i64,
 }
 
 /// A range of an input: the lines that begin in `start..end` of `inputs[input]`.
@@ -91,7 +93,12 @@ impl Inputs {
         let mut inputs = Inputs::default();
         for path in paths {
             if is_stdin(path) {
-                inputs.files.push(InputFile { path: path.clone(), kind: InputKind::Stdin, bytes: 0 });
+                inputs.files.push(InputFile {
+                    path: path.clone(),
+                    kind: InputKind::Stdin,
+                    bytes: 0,
+                    modified_ns: 0,
+                });
                 continue;
             }
             let metadata = path.metadata().map_err(|cause| unreadable(path.clone(), cause))?;
@@ -183,7 +190,8 @@ impl Inputs {
                 (InputKind::Plain, metadata.len())
             }
         };
-        self.files.push(InputFile { path, kind, bytes });
+        let modified_ns = if kind == InputKind::Pipe { 0 } else { modified_ns(metadata) };
+        self.files.push(InputFile { path, kind, bytes, modified_ns });
         Ok(())
     }
 
@@ -241,6 +249,11 @@ impl Inputs {
             })
             .collect()
     }
+}
+
+/// When a file was last written to, in nanoseconds since 1970.
+pub(super) fn modified_ns(metadata: &Metadata) -> i64 {
+    metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec())
 }
 
 fn is_stdin(path: &Path) -> bool {
@@ -301,7 +314,7 @@ mod tests {
     use super::*;
 
     fn plain(bytes: u64) -> InputFile {
-        InputFile { path: "f".into(), kind: InputKind::Plain, bytes }
+        InputFile { path: "f".into(), kind: InputKind::Plain, bytes, modified_ns: 0 }
     }
 
     /// Goal: splits cover every byte once, and the subtasks' shares are about equal.
@@ -335,8 +348,13 @@ mod tests {
     #[test]
     fn what_cannot_or_need_not_be_cut_is_one_split() {
         let mut inputs = Inputs { files: vec![plain(900_000)], ..Inputs::default() };
-        inputs.files.push(InputFile { path: "a.gz".into(), kind: InputKind::Gzip, bytes: 1 << 40 });
-        inputs.files.push(InputFile { path: "-".into(), kind: InputKind::Stdin, bytes: 0 });
+        inputs.files.push(InputFile {
+            path: "a.gz".into(),
+            kind: InputKind::Gzip,
+            bytes: 1 << 40,
+            modified_ns: 0,
+        });
+        inputs.files.push(InputFile { path: "-".into(), kind: InputKind::Stdin, bytes: 0, modified_ns: 0 });
         assert_eq!(inputs.bytes_total(), None, "a stream has no length");
         let given = inputs.assign(2, 1 << 20);
         assert_eq!(given.iter().flatten().count(), 3);

@@ -20,7 +20,8 @@ use super::gzip::GzipChunks;
 use super::helper::{ChunkStream, Next, ReadChunk, remember_allowed_cores};
 use super::lines::{Drained, LineBuffer, LineFault};
 use super::page_cache::{self, Cached};
-use super::split::{InputFile, InputKind, Inputs, Skipped, Split};
+use super::position::{Begun, Identity, Position};
+use super::split::{InputFile, InputKind, Inputs, Skipped, Split, modified_ns};
 use super::stdin::StreamChunks;
 use super::{Source, SourceContext, SourceError, SourceOutput, SourcePoll, Waker};
 use crate::operator::Collector;
@@ -29,8 +30,8 @@ use std::io::{self, Read};
 use std::mem;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Reads in one poll without a line to emit, after which the poll ends and other tasks get their turn.
 const READS_PER_POLL_MAX: u32 = 4;
@@ -96,7 +97,9 @@ impl TextFiles {
         remember_allowed_cores();
         let paths: Vec<PathBuf> = paths.into_iter().map(|p| p.as_ref().to_path_buf()).collect();
         let inputs = Inputs::find(&paths, options.all)?;
-        Ok(TextPlan { shared: Arc::new(Shared { inputs, options, counters: Mutex::default() }) })
+        let streams_begun = inputs.files.iter().map(|_| AtomicBool::new(false)).collect();
+        let (identity, counters) = (OnceLock::new(), Mutex::default());
+        Ok(TextPlan { shared: Arc::new(Shared { inputs, options, identity, streams_begun, counters }) })
     }
 }
 
@@ -110,6 +113,10 @@ pub struct TextPlan {
 struct Shared {
     inputs: Inputs,
     options: TextOptions,
+    /// Made for the first checkpoint.
+    identity: OnceLock<Identity>,
+    /// By input: whether it is a stream that has been begun. It cannot be begun again.
+    streams_begun: Vec<AtomicBool>,
     /// By subtask; locked when a source is made and when progress is shown, never while reading.
     counters: Mutex<Vec<Arc<Counters>>>,
 }
@@ -122,7 +129,18 @@ struct Counters {
     invalid_lines: AtomicU64,
 }
 
+impl Shared {
+    fn identity(&self) -> &Identity {
+        self.identity.get_or_init(|| Identity::of(&self.inputs))
+    }
+}
+
 impl TextPlan {
+    /// The first input that can be read only once: a job that reads it cannot go on after a failure.
+    pub fn read_once(&self) -> Option<&InputFile> {
+        self.files().iter().find(|file| matches!(file.kind, InputKind::Pipe | InputKind::Stdin))
+    }
+
     /// The inputs, in the order of reading.
     pub fn files(&self) -> &[InputFile] {
         &self.shared.inputs.files
@@ -177,10 +195,13 @@ impl TextPlan {
             plan: self.shared.clone(),
             waker: context.waker.clone(),
             counters,
+            parallelism: context.parallelism,
+            splits_total: splits.len(),
             splits,
             split: None,
             reading: Reading::Nothing,
             cached: true,
+            failed: false,
             done_bytes: 0,
             split_bytes: 0,
         }
@@ -192,13 +213,17 @@ pub struct TextSource {
     plan: Arc<Shared>,
     waker: Waker,
     counters: Arc<Counters>,
-    /// Still to be read, the next one last.
+    parallelism: u32,
+    /// How many there were to be read, and which still are, the next one last.
+    splits_total: usize,
     splits: Vec<Split>,
     split: Option<Split>,
     reading: Reading,
     lines: LineBuffer,
     /// Whether the page cache is asked at all. A test may say no, since what it holds is not ours to choose.
     cached: bool,
+    /// Whether a line was found that may not be.
+    failed: bool,
     /// Bytes of finished splits.
     done_bytes: u64,
     /// Bytes read of this split.
@@ -219,6 +244,10 @@ enum Reading {
 
 impl Source for TextSource {
     type Item = String;
+
+    /// Files can be read again from any line. A [stream](TextPlan::read_once) cannot: a job that fails while it is
+    /// read does not go on.
+    const REPLAYS: bool = true;
 
     #[inline]
     fn poll<C: Collector<String>>(
@@ -256,6 +285,49 @@ impl Source for TextSource {
             }
         }
     }
+
+    fn snapshot(&mut self, state: &mut Vec<u8>) -> Result<(), SourceError> {
+        if self.failed {
+            return Err("the text has a line that fails the job".into());
+        }
+        let in_work = self.split.is_some() && !self.lines.is_drained();
+        // While the end of the line before the split is looked for, nothing of the split is out.
+        let begun = self.lines.position().filter(|_| in_work);
+        let position = Position {
+            parallelism: self.parallelism,
+            split_bytes_min: self.plan.options.split_bytes_min,
+            done: (self.splits_total - self.splits.len() - usize::from(in_work)) as u32,
+            begun: begun.map(|(offset, lines)| Begun { offset, lines }),
+            invalid_lines: self.lines.invalid_lines(),
+        };
+        position.seal(self.plan.identity(), state);
+        Ok(())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> Result<(), SourceError> {
+        let position = Position::open(state, &self.plan.inputs, self.plan.identity())?;
+        let Position { parallelism, split_bytes_min, done, begun, invalid_lines } = position;
+        if (parallelism, split_bytes_min) != (self.parallelism, self.plan.options.split_bytes_min) {
+            let (found, expected) = (self.parallelism, parallelism);
+            return Err(TextError::CutDifferently { found, expected, split_bytes_min }.into());
+        }
+        for _ in 0..done {
+            let Some(split) = self.splits.pop() else {
+                return Err(format!("{done} splits are done, of {}", self.splits_total).into());
+            };
+            self.done_bytes += self.bytes_of(split);
+        }
+        self.lines.add_invalid_lines(invalid_lines);
+        if let Some(begun) = begun {
+            let split = self.splits.pop().filter(|split| (split.start..split.end).contains(&begun.offset));
+            let Some(split) = split else {
+                return Err(format!("byte {} is in no split that is left", begun.offset).into());
+            };
+            self.resume(split, begun)?;
+        }
+        self.count();
+        Ok(())
+    }
 }
 
 enum ReadFault {
@@ -286,16 +358,21 @@ impl TextSource {
         &self.plan.inputs.files[self.split.expect("a split is in work").input]
     }
 
+    /// Bytes of a split that is done, in the unit of [`TextPlan::bytes_total`].
+    fn bytes_of(&self, split: Split) -> u64 {
+        let input = &self.plan.inputs.files[split.input];
+        match input.kind {
+            // What was read twice, at the seams, is not counted twice.
+            InputKind::Plain => split.end - split.start,
+            InputKind::Gzip => input.bytes,
+            InputKind::Pipe | InputKind::Stdin => self.split_bytes,
+        }
+    }
+
     /// Ends the split in work and opens the next one; false if there is none.
     fn next_split(&mut self) -> Result<bool, SourceError> {
         if let Some(split) = self.split.take() {
-            let input = &self.plan.inputs.files[split.input];
-            self.done_bytes += match input.kind {
-                // What was read twice, at the seams, is not counted twice.
-                InputKind::Plain => split.end - split.start,
-                InputKind::Gzip => input.bytes,
-                InputKind::Pipe | InputKind::Stdin => self.split_bytes,
-            };
+            self.done_bytes += self.bytes_of(split);
         }
         self.split_bytes = 0;
         self.reading = Reading::Nothing;
@@ -303,9 +380,44 @@ impl TextSource {
         let Some(split) = self.splits.pop() else {
             return Ok(false);
         };
-        self.split = Some(split);
         let offset = self.lines.begin(split.start, split.end);
+        self.open(split, offset)?;
+        Ok(true)
+    }
+
+    /// Goes on in the middle of a split. Blocks for as long as it takes to ask for a file's size.
+    fn resume(&mut self, split: Split, begun: Begun) -> Result<(), SourceError> {
+        let input = &self.plan.inputs.files[split.input];
+        if matches!(input.kind, InputKind::Pipe | InputKind::Stdin) {
+            return Err(TextError::ReadOnce { path: input.path.clone() }.into());
+        }
+        let found = input.path.metadata();
+        let found = found.map_err(|cause| TextError::Unreadable { path: input.path.clone(), cause })?;
+        if (found.len(), modified_ns(&found)) != (input.bytes, input.modified_ns) {
+            let (path, planned, bytes) = (input.path.display(), input.bytes, found.len());
+            let changes = if planned == bytes {
+                format!("{path} was written to since")
+            } else {
+                format!("{path} had {planned} bytes and has {bytes}")
+            };
+            return Err(TextError::Changed { changes }.into());
+        }
+        if input.kind == InputKind::Plain {
+            self.split_bytes = begun.offset - split.start;
+        }
+        self.lines.resume(begun.offset, split.end, begun.lines);
+        self.open(split, begun.offset)
+    }
+
+    /// Takes `split` into work and has it read from `offset` on.
+    fn open(&mut self, split: Split, offset: u64) -> Result<(), SourceError> {
+        self.split = Some(split);
         let input = self.input().clone();
+        if matches!(input.kind, InputKind::Pipe | InputKind::Stdin)
+            && self.plan.streams_begun[split.input].swap(true, Ordering::Relaxed)
+        {
+            return Err(TextError::ReadOnce { path: input.path }.into());
+        }
         self.reading = match input.kind {
             InputKind::Plain => match page_cache::open(&input.path) {
                 Some(file) => Reading::Direct { file, offset },
@@ -318,11 +430,11 @@ impl TextSource {
                     })?
                 }
             },
-            InputKind::Gzip => self.stream(move || GzipChunks::open(input.path))?,
+            InputKind::Gzip => self.stream(move || GzipChunks::open(input.path, offset))?,
             InputKind::Pipe => self.stream(move || StreamChunks::open(input.path))?,
             InputKind::Stdin => self.stream(|| Ok(StreamChunks::stdin()))?,
         };
-        Ok(true)
+        Ok(())
     }
 
     /// Has a reader thread read what `open` opens.
@@ -405,6 +517,7 @@ impl TextSource {
 
     /// The error of a line; or nothing yet, where a reader thread first has to find the line's number.
     fn fail(&mut self, fault: LineFault) -> Result<(), SourceError> {
+        self.failed = true;
         let (path, split) = (self.input().path.clone(), self.split.expect("a split is in work"));
         match fault {
             LineFault::TooLong { offset } => {
@@ -491,364 +604,4 @@ fn count_lines(path: &Path, end: u64) -> Result<u64, SourceError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::source::testing::{context, run};
-    use flate2::{Compression, write::GzEncoder};
-    use proptest::prelude::*;
-    use std::fs;
-    use std::io::Write;
-    use tempfile::TempDir;
-
-    /// Small in every respect, so that a short text has many chunks and splits.
-    fn small(chunk_bytes: usize, split_bytes_min: u64) -> TextOptions {
-        TextOptions { chunk_bytes, split_bytes_min, ..TextOptions::default() }
-    }
-
-    fn directory(files: &[(&str, &[u8])]) -> TempDir {
-        let dir = tempfile::tempdir().unwrap();
-        for (name, bytes) in files {
-            let path = dir.path().join(name);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, bytes).unwrap();
-        }
-        dir
-    }
-
-    fn gzip(bytes: &[u8]) -> Vec<u8> {
-        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
-        encoder.write_all(bytes).unwrap();
-        encoder.finish().unwrap()
-    }
-
-    /// The lines of every subtask, or the first failure.
-    fn lines(plan: &TextPlan, parallelism: u32, budget: u32) -> Result<Vec<Vec<String>>, SourceError> {
-        (0..parallelism).map(|i| run(&mut plan.source(&context(i, parallelism)), budget)).collect()
-    }
-
-    /// The lines that came in blocks; panics if a block of several lines has more bytes than asked for.
-    fn lines_of(blocks: Vec<String>, block_bytes: usize) -> Vec<String> {
-        let mut lines = Vec::new();
-        for block in blocks {
-            assert!(block.len() <= block_bytes || !block.contains('\n'), "{block:?} of {block_bytes} bytes");
-            let ended: Vec<&str> = block.split('\n').collect();
-            let (last, before) = ended.split_last().expect("a split has one piece at least");
-            lines.extend(before.iter().map(|line| line.strip_suffix('\r').unwrap_or(line).to_string()));
-            lines.push(last.to_string());
-        }
-        lines
-    }
-
-    fn failure(path: &Path, options: TextOptions) -> String {
-        let plan = TextFiles::plan([path], options).unwrap();
-        lines(&plan, 1, 100).unwrap_err().to_string()
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
-
-        /// Goal: whatever the chunks, splits and subtasks, each line of a text comes exactly once.
-        /// Method: texts of few different characters, so that line ends and multi-byte characters lie at every
-        /// place; `str::lines` is the oracle; the same text through gzip.
-        #[test]
-        fn all_subtasks_together_emit_the_lines_of_the_text(
-            text in "[a\n\r é€𝄞]{0,60}",
-            chunk_bytes in 1usize..20,
-            split_bytes in 1u64..30,
-            parallelism in 1u32..5,
-            budget in 1u32..4,
-            block_bytes in 0usize..12,
-        ) {
-            let expected: Vec<&str> = text.lines().collect();
-            let dir = directory(&[("plain", text.as_bytes()), ("packed.GZ", &gzip(text.as_bytes()))]);
-            let options = small(chunk_bytes, split_bytes);
-            let plan = TextFiles::plan([dir.path().join("plain")], options.clone()).unwrap();
-            let got = lines(&plan, parallelism, budget).unwrap();
-            if parallelism == 1 {
-                prop_assert_eq!(&got[0], &expected);
-            }
-            let mut got: Vec<String> = got.into_iter().flatten().collect();
-            let mut sorted = expected.clone();
-            got.sort();
-            sorted.sort();
-            prop_assert_eq!(&got, &sorted);
-            prop_assert_eq!(plan.bytes_read(), text.len() as u64);
-            prop_assert_eq!(plan.invalid_lines(), 0);
-
-            let blocks = TextOptions { block_bytes, ..options.clone() };
-            let plan = TextFiles::plan([dir.path().join("plain")], blocks).unwrap();
-            let got = lines(&plan, parallelism, budget).unwrap();
-            let mut got: Vec<String> = got.into_iter().flat_map(|got| lines_of(got, block_bytes)).collect();
-            got.sort();
-            prop_assert_eq!(got, sorted);
-
-            let packed = TextFiles::plan([dir.path().join("packed.GZ")], options).unwrap();
-            prop_assert_eq!(lines(&packed, parallelism, budget).unwrap().concat(), expected);
-            prop_assert_eq!(Some(packed.bytes_read()), packed.bytes_total());
-        }
-
-        /// Goal: bytes that are not UTF-8 become U+FFFD and their lines are counted; strict mode names the first.
-        /// Method: arbitrary bytes of few values; `String::from_utf8_lossy` of each line is the oracle.
-        #[test]
-        fn bytes_that_are_not_utf8_are_replaced_or_refused(
-            bytes in proptest::collection::vec(proptest::sample::select(&b"a\n\xc3\xa9\xf0\xff"[..]), 0..50),
-            chunk_bytes in 1usize..20,
-            split_bytes in 1u64..30,
-            block_bytes in 0usize..12,
-        ) {
-            let raw: Vec<&[u8]> = bytes.split(|b| *b == b'\n').collect();
-            let raw = match raw.split_last() {
-                Some((&[], rest)) => rest,
-                _ => &raw[..],
-            };
-            let expected: Vec<String> =
-                raw.iter().map(|line| String::from_utf8_lossy(line).into_owned()).collect();
-            let dir = directory(&[("f", &bytes)]);
-            let plan = TextFiles::plan([dir.path()], small(chunk_bytes, split_bytes)).unwrap();
-            prop_assert_eq!(&lines(&plan, 1, 3).unwrap()[0], &expected);
-            let invalid = raw.iter().filter(|line| std::str::from_utf8(line).is_err()).count();
-            prop_assert_eq!(plan.invalid_lines(), invalid as u64);
-
-            let blocks = TextOptions { block_bytes, ..small(chunk_bytes, split_bytes) };
-            let plan = TextFiles::plan([dir.path()], blocks.clone()).unwrap();
-            let got = lines(&plan, 1, 3).unwrap().concat();
-            prop_assert_eq!(&lines_of(got, block_bytes), &expected);
-            prop_assert_eq!(plan.invalid_lines(), invalid as u64);
-
-            let strict = TextOptions { strict: true, ..blocks };
-            let plan = TextFiles::plan([dir.path()], strict).unwrap();
-            match (std::str::from_utf8(&bytes), lines(&plan, 1, 3)) {
-                (Ok(_), got) => prop_assert_eq!(&lines_of(got.unwrap().concat(), block_bytes), &expected),
-                (Err(at), got) => {
-                    let at = at.valid_up_to();
-                    let line = 1 + bytes[..at].iter().filter(|b| **b == b'\n').count();
-                    let message = got.unwrap_err().to_string();
-                    prop_assert!(message.contains(&format!("line {line} is not UTF-8 at byte {at};")), "{}", message);
-                }
-            }
-        }
-    }
-
-    /// Goal: below a directory nothing is read that its user did not write, and what is not read is named;
-    /// whoever asks for everything, or names a file or a directory, gets it.
-    #[test]
-    fn hidden_files_caches_and_binary_files_are_left_out_unless_asked_for() {
-        let tag = b"Signature: 8a477f597d28d172789f06886806bc55\nmade by a test";
-        let dir = directory(&[
-            ("text", b"text"),
-            ("deep/er", b"deeper"),
-            ("deep/.hidden", b"hidden"),
-            (".git/HEAD", b"head"),
-            ("target/CACHEDIR.TAG", tag),
-            ("target/debug/notes", b"notes"),
-            ("CACHEDIR.TAG", tag),
-            ("image", b"\x89PNG\r\n\0\0"),
-            ("other/CACHEDIR.TAG", b"no signature"),
-        ]);
-        let read = |paths: &[PathBuf], all: bool| {
-            let plan = TextFiles::plan(paths, TextOptions { all, ..TextOptions::default() }).unwrap();
-            let name = |path: &Path| path.strip_prefix(dir.path()).unwrap().to_str().unwrap().to_string();
-            let files: Vec<String> = plan.files().iter().map(|file| name(&file.path)).collect();
-            let skipped: Vec<String> =
-                plan.skipped().iter().map(|s| format!("{}: {}", name(&s.path), s.reason)).collect();
-            (files, skipped)
-        };
-        let (files, skipped) = read(&[dir.path().to_path_buf()], false);
-        assert_eq!(files, ["CACHEDIR.TAG", "deep/er", "other/CACHEDIR.TAG", "text"]);
-        assert_eq!(
-            skipped,
-            [".git: hidden", "deep/.hidden: hidden", "image: binary", "target: a cache, by its CACHEDIR.TAG"]
-        );
-        let (files, skipped) = read(&[dir.path().to_path_buf()], true);
-        assert_eq!((files.len(), skipped.len()), (9, 0));
-        let named = [".git", "target", "image", "deep/.hidden"].map(|name| dir.path().join(name));
-        let (files, skipped) = read(&named, false);
-        assert_eq!(
-            files,
-            [".git/HEAD", "target/CACHEDIR.TAG", "target/debug/notes", "image", "deep/.hidden"]
-        );
-        assert_eq!(skipped.len(), 0);
-        fs::remove_file(dir.path().join("deep/er")).unwrap();
-        let error = TextFiles::plan([dir.path().join("deep")], TextOptions::default()).unwrap_err();
-        assert!(matches!(error, TextError::NothingToRead { .. }), "{error:?}");
-        assert!(error.to_string().contains(".hidden (hidden)"), "{error}");
-    }
-
-    /// Goal: a directory is read whole, in order; links into a circle end.
-    #[test]
-    fn directories_are_read_recursively_in_order() {
-        let dir = directory(&[
-            ("b/2", b"two\n"),
-            ("b/1", b"one"),
-            ("a", b"zero"),
-            (".hidden", b"first"),
-            ("c", b""),
-        ]);
-        std::os::unix::fs::symlink(dir.path(), dir.path().join("b/around")).unwrap();
-        let options = TextOptions { all: true, ..TextOptions::default() };
-        let plan = TextFiles::plan([dir.path()], options).unwrap();
-        assert_eq!(lines(&plan, 1, 1).unwrap()[0], ["first", "zero", "one", "two"]);
-        assert_eq!(plan.files().len(), 5);
-        assert_eq!(plan.skipped().len(), 1);
-        assert!(plan.skipped()[0].path.ends_with("b/around"), "{:?}", plan.skipped());
-    }
-
-    /// Goal: a file given twice is read twice, and several inputs come in the order given.
-    #[test]
-    fn inputs_come_in_the_order_given() {
-        let dir = directory(&[("x", b"x"), ("y.gz", &gzip(b"y\nz"))]);
-        let (x, y) = (dir.path().join("x"), dir.path().join("y.gz"));
-        let plan = TextFiles::plan([&y, &x, &y], TextOptions::default()).unwrap();
-        assert_eq!(lines(&plan, 1, 9).unwrap()[0], ["y", "z", "x", "y", "z"]);
-    }
-
-    /// Goal: what cannot be read is known before the job starts, with its path.
-    #[test]
-    fn planning_names_what_cannot_be_read() {
-        let dir = directory(&[("f", b"")]);
-        let plan = |paths: &[&Path]| TextFiles::plan(paths, TextOptions::default());
-        let missing = dir.path().join("nowhere");
-        let error = plan(&[&dir.path().join("f"), &missing]).unwrap_err();
-        assert!(matches!(&error, TextError::Missing { path } if *path == missing), "{error:?}");
-        let empty = dir.path().join("empty/deep");
-        fs::create_dir_all(&empty).unwrap();
-        let error = plan(&[empty.parent().unwrap()]).unwrap_err();
-        assert!(matches!(error, TextError::NoFiles { .. }), "{error:?}");
-        assert!(error.to_string().contains("empty"), "{error}");
-        assert!(matches!(plan(&[]).unwrap_err(), TextError::NoInput));
-        let stdin = Path::new("-");
-        assert!(matches!(plan(&[stdin, stdin]).unwrap_err(), TextError::StdinTwice { times: 2 }));
-        std::os::unix::fs::symlink(&missing, dir.path().join("dangling")).unwrap();
-        let error = plan(&[dir.path()]).unwrap_err().to_string();
-        assert!(error.contains("dangling"), "{error}");
-        // Root may read everything, so the check of permissions needs a user who is not.
-        // SAFETY: asks for a number and changes nothing.
-        if unsafe { libc::geteuid() } != 0 {
-            use std::os::unix::fs::PermissionsExt;
-            let closed = directory(&[("closed", b"x")]);
-            fs::set_permissions(closed.path().join("closed"), fs::Permissions::from_mode(0o000)).unwrap();
-            let error = plan(&[closed.path()]).unwrap_err();
-            assert!(matches!(error, TextError::Unreadable { .. }), "{error:?}");
-        }
-    }
-
-    /// Goal: several members are one text; a damaged, cut or foreign file fails with path and place.
-    #[test]
-    fn gzip_members_are_joined_and_damage_is_named() {
-        let text: Vec<u8> =
-            (0..20_000).flat_map(|i| format!("{i} {}\n", i * 7919 % 1009).into_bytes()).collect();
-        let packed = gzip(&text);
-        let two = [gzip(b"one\ntw"), gzip(b"o\nthree")].concat();
-        let mut damaged = packed.clone();
-        damaged[packed.len() / 2] ^= 0x10;
-        let dir = directory(&[
-            ("two.gz", &two),
-            ("cut.gz", &packed[..packed.len() - 5]),
-            ("damaged.gz", &damaged),
-            ("foreign.gz", b"this is no gzip file"),
-            ("tail.gz", &[&packed[..], b"rubbish behind it"].concat()),
-            ("nothing.gz", b""),
-        ]);
-        let plan = TextFiles::plan([dir.path().join("two.gz")], small(3, 1)).unwrap();
-        assert_eq!(lines(&plan, 1, 1).unwrap()[0], ["one", "two", "three"]);
-        for name in ["cut.gz", "damaged.gz", "foreign.gz", "tail.gz", "nothing.gz"] {
-            let message = failure(&dir.path().join(name), TextOptions::default());
-            assert!(
-                message.contains(name) && message.contains("broken gzip data at compressed byte"),
-                "{message}"
-            );
-        }
-        assert!(
-            failure(&dir.path().join("foreign.gz"), TextOptions::default()).contains("byte 0:")
-                || failure(&dir.path().join("foreign.gz"), TextOptions::default()).contains("byte 1")
-        );
-    }
-
-    /// Goal: a line may be as long as the bound and no longer, however it is read.
-    #[test]
-    fn lines_longer_than_the_bound_are_refused_with_their_place() {
-        let dir = directory(&[
-            ("fits", b"ab\n12345\r\n12345"),
-            ("long", b"ab\n12345\r\n123456\nx"),
-            ("end", b"ab\n123456"),
-        ]);
-        for chunk_bytes in 1..=20 {
-            let options = TextOptions { line_bytes_max: 5, ..small(chunk_bytes, 1 << 20) };
-            let plan = TextFiles::plan([dir.path().join("fits")], options.clone()).unwrap();
-            assert_eq!(lines(&plan, 1, 9).unwrap()[0], ["ab", "12345", "12345"]);
-            let message = failure(&dir.path().join("long"), options.clone());
-            assert!(message.contains("long: the line at byte 10 is longer than 5 bytes"), "{message}");
-            let message = failure(&dir.path().join("end"), options);
-            assert!(message.contains("end: the line at byte 3 is longer than 5 bytes"), "{message}");
-        }
-    }
-
-    /// Goal: in strict mode a fault in a later split has the number of its line in the file.
-    #[test]
-    fn a_line_that_is_not_utf8_in_a_later_split_has_its_number() {
-        let mut bytes = b"0123456\n".repeat(40);
-        bytes[35 * 8 + 3] = 0xff;
-        let dir = directory(&[("f", &bytes)]);
-        let plan = TextFiles::plan([dir.path()], TextOptions { strict: true, ..small(7, 16) }).unwrap();
-        let message = lines(&plan, 3, 9).unwrap_err().to_string();
-        assert!(message.contains("line 36 is not UTF-8 at byte 283;"), "{message}");
-    }
-
-    /// Goal: a file that shrinks under the reader is an error; one that grows is read as far as it was planned.
-    #[test]
-    fn files_are_read_as_planned() {
-        let dir = directory(&[("f", b"one\ntwo\nthree")]);
-        let path = dir.path().join("f");
-        let plan = TextFiles::plan([&path], small(4, 1)).unwrap();
-        fs::write(&path, b"one\ntwo\nthree and a half\nfour\n").unwrap();
-        assert_eq!(lines(&plan, 1, 9).unwrap()[0], ["one", "two", "three"]);
-        fs::write(&path, b"one\ntw").unwrap();
-        let message = lines(&plan, 1, 9).unwrap_err().to_string();
-        assert!(message.contains("ends at byte 6; expected 13 bytes"), "{message}");
-    }
-
-    /// Goal: a named pipe is read to its end, by a thread, in whatever pieces it is written.
-    #[test]
-    fn a_named_pipe_is_read_as_it_is_written() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("pipe");
-        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-        // SAFETY: `name` is a terminated string that outlives the call.
-        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
-        let plan = TextFiles::plan([&path], TextOptions::default()).unwrap();
-        assert_eq!(plan.bytes_total(), None);
-        let writer = std::thread::spawn(move || {
-            let mut pipe = fs::OpenOptions::new().write(true).open(path).unwrap();
-            for piece in ["on", "e\r", "\nt", "wo"] {
-                pipe.write_all(piece.as_bytes()).unwrap();
-            }
-        });
-        assert_eq!(lines(&plan, 1, 1).unwrap()[0], ["one", "two"]);
-        writer.join().unwrap();
-        assert_eq!(plan.bytes_read(), 8);
-    }
-
-    /// Goal: where the page cache refuses, a reader thread gives the same lines from the same place on.
-    /// Method: the source is switched to the thread before its first read and in the middle.
-    #[test]
-    fn a_reader_thread_continues_where_the_cache_ends() {
-        let bytes = b"line of text\n".repeat(50);
-        let dir = directory(&[("f", &bytes)]);
-        for direct_reads in 0..4 {
-            let plan = TextFiles::plan([dir.path()], small(64, 1)).unwrap();
-            let mut got = Vec::new();
-            for subtask in 0..3 {
-                let mut source = plan.source(&context(subtask, 3));
-                let mut out = crate::source::testing::Capture::default();
-                for _ in 0..direct_reads {
-                    out.poll(&mut source, 5, 0).unwrap();
-                }
-                source.cached = false;
-                got.extend(out.taken);
-                got.extend(run(&mut source, 5).unwrap());
-            }
-            assert_eq!(got, vec!["line of text"; 50], "{direct_reads} reads");
-            assert_eq!(plan.bytes_read(), bytes.len() as u64);
-        }
-    }
-}
+mod tests;

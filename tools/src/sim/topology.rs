@@ -551,6 +551,8 @@ struct RandomSource<T> {
 impl<T: Item> Source for RandomSource<T> {
     type Item = T;
 
+    const REPLAYS: bool = true;
+
     fn poll<C: Collector<T>>(&mut self, out: &mut SourceOutput<'_, T, C>) -> Result<SourcePoll, SourceError> {
         while out.ready() {
             if self.emitted == self.records {
@@ -587,6 +589,17 @@ impl<T: Item> Source for RandomSource<T> {
             }
         }
         Ok(SourcePoll::More)
+    }
+
+    fn snapshot(&mut self, state: &mut Vec<u8>) -> Result<(), SourceError> {
+        state.extend_from_slice(&self.emitted.to_le_bytes());
+        Ok(())
+    }
+
+    /// The records are the same again, the rhythm is another.
+    fn restore(&mut self, state: &[u8]) -> Result<(), SourceError> {
+        self.emitted = u64::from_le_bytes(state.try_into()?);
+        Ok(())
     }
 }
 
