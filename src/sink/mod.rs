@@ -2,12 +2,16 @@
 
 pub mod blackhole;
 pub mod collect;
+mod disk;
 pub mod file;
 pub mod latency;
 mod row;
 pub mod sorted;
 pub mod stdout;
+pub mod transactional;
+pub mod two_phase;
 
+pub use disk::{DiskError, PublishError};
 pub use row::Format;
 
 use crate::record::{Record, Timestamp};

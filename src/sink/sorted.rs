@@ -103,6 +103,11 @@ impl Rows {
         self.rows.push(Row { prefix: u64::from_be_bytes(prefix), start, len: row.len() });
     }
 
+    /// Bytes of all rows, each with a line end.
+    pub(super) fn written_bytes(&self) -> u64 {
+        self.rows.iter().map(|row| row.len as u64 + 1).sum()
+    }
+
     fn row(&self, row: &Row) -> &[u8] {
         &self.bytes[row.start..row.start + row.len]
     }

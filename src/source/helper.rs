@@ -182,7 +182,7 @@ pub fn remember_allowed_cores() {
 }
 
 /// Lets this thread run wherever the process may, not only where the thread that started it was pinned.
-fn use_allowed_cores() {
+pub(crate) fn use_allowed_cores() {
     if let Some(cores) = ALLOWED_CORES.get() {
         // Refused if the cores were taken away meanwhile: then the kernel has chosen others already.
         let _ = topology::pin(cores);

@@ -20,6 +20,7 @@ pub mod text;
 
 pub use error::TextError;
 pub use helper::remember_allowed_cores;
+pub(crate) use helper::use_allowed_cores;
 pub use split::{InputFile, InputKind, Skipped, Split, describe_skipped};
 
 use crate::operator::{Batch, Collector, Control};
