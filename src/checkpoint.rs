@@ -75,7 +75,7 @@ pub struct Ack {
 }
 
 /// How long a subtask's part of a checkpoint took. All differences of one monotonic clock, in nanoseconds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Timings {
     /// From the trigger decision to the first barrier, or at a source to the trigger.
     pub start_delay_ns: u64,

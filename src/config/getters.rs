@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::checkpoint::Recovery;
+use crate::coordinator::checkpoint::CheckpointSettings;
+use crate::coordinator::restart::RestartSettings;
 use crate::graph::key_group::GroupHash;
 use tidegate_shard::config::{ExchangeConfig, FlushInterval, TurnConfig};
 use tidegate_shard::driver::IdleStrategy;
@@ -30,7 +32,16 @@ pub(super) const EXCLUSIVE_BUFFERS: &str = "taskmanager.network.memory.buffers-p
 pub(super) const FLOATING_BUFFERS: &str = "taskmanager.network.memory.floating-buffers-per-gate";
 pub(super) const CHANNEL_BUFFERS: &str = "taskmanager.network.memory.max-buffers-per-channel";
 pub(super) const OVERDRAFT_BUFFERS: &str = "taskmanager.network.memory.max-overdraft-buffers-per-gate";
+pub(super) const INTERVAL: &str = "execution.checkpointing.interval";
+pub(super) const MODE: &str = "execution.checkpointing.mode";
+pub(super) const CONCURRENT: &str = "execution.checkpointing.max-concurrent-checkpoints";
+pub(super) const MIN_PAUSE: &str = "execution.checkpointing.min-pause";
+pub(super) const RESTART: &str = "restart-strategy.type";
+pub(super) const BACKOFF_INITIAL: &str = "restart-strategy.exponential-delay.initial-backoff";
+pub(super) const BACKOFF_MAX: &str = "restart-strategy.exponential-delay.max-backoff";
 
+/// What a key has that Flink calls endless: its largest 32-bit integer.
+pub(super) const ENDLESS: u32 = i32::MAX as u32;
 pub(super) const CHECKPOINTS: &str = "execution.checkpointing.dir";
 pub(super) const RECOVERY_PATH: &str = "execution.state-recovery.path";
 pub(super) const RECOVERY_FRESH: &str = "tidegate.state-recovery.fresh";
@@ -45,6 +56,28 @@ pub enum BufferTimeout {
     After(Duration),
     /// Only when it is full, or when an event follows it.
     Never,
+}
+
+/// What becomes of a job's checkpoints when it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckpointRetention {
+    /// They are deleted when it finishes or is cancelled, and kept when it fails for good.
+    DeleteOnCancellation,
+    /// They are deleted when it finishes, and kept when it is cancelled or fails for good.
+    RetainOnCancellation,
+    /// They are deleted however it ends.
+    Never,
+}
+
+impl FromValue for CheckpointRetention {
+    fn from_value(value: &Value) -> Option<Self> {
+        match value {
+            Value::Word("DELETE_ON_CANCELLATION") => Some(CheckpointRetention::DeleteOnCancellation),
+            Value::Word("RETAIN_ON_CANCELLATION") => Some(CheckpointRetention::RetainOnCancellation),
+            Value::Word("NO_EXTERNALIZED_CHECKPOINTS") => Some(CheckpointRetention::Never),
+            _ => None,
+        }
+    }
 }
 
 /// What runs the turns of a shard.
@@ -271,6 +304,84 @@ impl Config {
             fresh: self.get(RECOVERY_FRESH),
             beyond: self.get(OUTPUT_BEYOND),
         })
+    }
+
+    /// When and how checkpoints are taken.
+    pub fn checkpoint_settings(&self) -> CheckpointSettings {
+        let min_pause: Duration = self.get(MIN_PAUSE);
+        CheckpointSettings {
+            interval_ns: self.checkpoint_interval().map(nanos),
+            timeout_ns: nanos(self.get("execution.checkpointing.timeout")),
+            min_pause_ns: nanos(min_pause),
+            // A pause after each one leaves no room for a second one beside it.
+            concurrent_max: if min_pause.is_zero() { self.get(CONCURRENT) } else { 1 },
+            tolerable_failures: self.get("execution.checkpointing.tolerable-failed-checkpoints"),
+            exactly_once: self.get::<&str>(MODE) == "EXACTLY_ONCE",
+            after_tasks_finish: self.get("execution.checkpointing.checkpoints-after-tasks-finish"),
+            history_max: self.get::<u32>("web.checkpoints.history") as usize,
+        }
+    }
+
+    /// Period of checkpoints; `None` = there are none.
+    pub fn checkpoint_interval(&self) -> Option<Duration> {
+        self.get_if_set(INTERVAL)
+    }
+
+    /// Whether a job's checkpoints are in a directory of its id under `execution.checkpointing.dir`.
+    pub fn checkpoint_create_subdir(&self) -> bool {
+        self.get("execution.checkpointing.create-subdir")
+    }
+
+    /// Completed checkpoints that are kept, at least 1.
+    pub fn checkpoints_retained(&self) -> usize {
+        self.get::<u32>("execution.checkpointing.num-retained") as usize
+    }
+
+    /// What becomes of checkpoints when the job ends.
+    pub fn checkpoint_retention(&self) -> CheckpointRetention {
+        self.get("execution.checkpointing.externalized-checkpoint-retention")
+    }
+
+    /// Whether a checkpoint writes what changed since the last one, rather than everything.
+    pub fn checkpoint_incremental(&self) -> bool {
+        self.get("execution.checkpointing.incremental")
+    }
+
+    /// State of up to so many bytes goes into the metadata of a checkpoint.
+    pub fn checkpoint_inline_threshold(&self) -> u64 {
+        self.get("execution.checkpointing.data-inline-threshold")
+    }
+}
+
+/// Failures of a job.
+impl Config {
+    /// When a failed job is restarted: as set, else with checkpoints after times that grow, and without never,
+    /// since it would begin from nothing.
+    pub fn restart_strategy(&self) -> RestartSettings {
+        let default = if self.checkpoint_interval().is_some() { "exponential-delay" } else { "disable" };
+        match self.get_if_set::<&str>(RESTART).unwrap_or(default) {
+            "fixed-delay" => RestartSettings::FixedDelay {
+                attempts_max: self.get("restart-strategy.fixed-delay.attempts"),
+                delay: self.get("restart-strategy.fixed-delay.delay"),
+            },
+            "failure-rate" => RestartSettings::FailureRate {
+                failures_max: self.get("restart-strategy.failure-rate.max-failures-per-interval"),
+                interval: self.get("restart-strategy.failure-rate.failure-rate-interval"),
+                delay: self.get("restart-strategy.failure-rate.delay"),
+            },
+            "exponential-delay" => RestartSettings::ExponentialDelay {
+                initial: self.get(BACKOFF_INITIAL),
+                max: self.get(BACKOFF_MAX),
+                multiplier: self.get("restart-strategy.exponential-delay.backoff-multiplier"),
+                reset: self.get("restart-strategy.exponential-delay.reset-backoff-threshold"),
+                jitter: self.get("restart-strategy.exponential-delay.jitter-factor"),
+                attempts_max: Some(
+                    self.get("restart-strategy.exponential-delay.attempts-before-reset-backoff"),
+                )
+                .filter(|attempts| *attempts != ENDLESS),
+            },
+            _ => RestartSettings::Disabled,
+        }
     }
 }
 

@@ -9,15 +9,9 @@ use std::time::Duration;
 use super::getters::*;
 use super::{Config, ConfigError, Warning, row};
 
-const MODE: &str = "execution.checkpointing.mode";
-const CONCURRENT: &str = "execution.checkpointing.max-concurrent-checkpoints";
-const MIN_PAUSE: &str = "execution.checkpointing.min-pause";
 const UNALIGNED: &str = "execution.checkpointing.unaligned.enabled";
 const ALIGNED_TIMEOUT: &str = "execution.checkpointing.aligned-checkpoint-timeout";
 const STORAGE: &str = "execution.checkpointing.storage";
-const RESTART: &str = "restart-strategy.type";
-const BACKOFF_INITIAL: &str = "restart-strategy.exponential-delay.initial-backoff";
-const BACKOFF_MAX: &str = "restart-strategy.exponential-delay.max-backoff";
 const HEARTBEAT: &str = "heartbeat.interval";
 const HEARTBEAT_TIMEOUT: &str = "heartbeat.timeout";
 const NETWORK_MIN: &str = "taskmanager.memory.network.min";

@@ -1,7 +1,10 @@
 //! The coordinator: starts a job on its shards, watches it, and ends it.
 
+pub mod checkpoint;
+pub mod failure;
 mod job;
 pub mod probe;
+pub mod restart;
 mod state;
 
 pub use job::{JobError, JobSummary, RunningJob, SubtaskSnapshot};
