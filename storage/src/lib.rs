@@ -12,7 +12,8 @@
 //! | [`log`] | recycled files of checksummed frames, one writer a shard | `device` |
 //! | [`job_directory`] | lock, lineage, run number | `device`, names of `log` |
 //! | [`metadata`], [`checkpoint_store`] | what a checkpoint consists of; its commit, retention, recovery | `log` |
-//! | [`table`] | keyed state of one operator | leaves |
+//! | [`table`] | keyed state: entries by key, and which of them changed since when | leaves |
+//! | [`keyed`] | the keyed state of one operator in the log: snapshots, their lists of deltas, restore | `table`, `log` |
 //!
 //! **Durable** means: all bytes were written in full, then a data sync was submitted, then it succeeded, and the
 //! file's name was made durable before. A failed sync is final for its file. The rules are told, and kept, in
@@ -25,6 +26,7 @@ pub mod error;
 pub mod format;
 pub mod handle;
 pub mod job_directory;
+pub mod keyed;
 pub mod log;
 pub mod metadata;
 #[cfg(feature = "sim")]

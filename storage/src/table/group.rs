@@ -10,6 +10,7 @@
 //! doubles by being repeated. A page of depth d is in it once every 2^d places.
 
 use super::{Overflow, Page, SMALL_BYTES, Slot, Table, TableKey, directory_bits};
+use std::cell::Cell;
 
 /// Directory bits of a hash. At 130 keys a page that is 8 * 10^9 keys a group.
 const DEPTH_MAX: u8 = 26;
@@ -31,7 +32,9 @@ pub(super) struct Group<C, V> {
     pub(super) slot_mask: u32,
     /// Pages that are this group's own.
     pages: u32,
-    _pad: u32,
+    /// The epoch of the newest change, by its lowest bits: a snapshot passes by a group without changes since
+    /// its base.
+    pub(super) changed: u32,
 }
 
 impl<C: Copy + 'static, V: Copy> Group<C, V> {
@@ -43,7 +46,7 @@ impl<C: Copy + 'static, V: Copy> Group<C, V> {
             dir_mask: 0,
             slot_mask: Page::<C, V>::CAPACITY_MIN as u32 - 1,
             pages: 0,
-            _pad: 0,
+            changed: 0,
         }
     }
 
@@ -110,7 +113,7 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
             if unsafe { (*group).pages } == 0 {
                 self.first_page(index);
             }
-            if let Some(slot) = self.seat(index, hash, entry) {
+            if let Some(slot) = self.seat(index, hash, entry, self.epochs.label) {
                 return slot;
             }
             // SAFETY: as above.
@@ -125,10 +128,16 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
         }
     }
 
-    fn seat(&mut self, index: usize, hash: u64, entry: Slot<K::Cell, V>) -> Option<*mut Slot<K::Cell, V>> {
+    fn seat(
+        &mut self,
+        index: usize,
+        hash: u64,
+        entry: Slot<K::Cell, V>,
+        label: u8,
+    ) -> Option<*mut Slot<K::Cell, V>> {
         let (page, mask) = self.page(index, hash);
         // SAFETY: the group has a page of its own, which the directory gave.
-        unsafe { page.insert::<K>(hash, mask, entry) }
+        unsafe { page.insert::<K>(hash, mask, entry, label) }
     }
 
     fn take_page(&mut self, mask: u32) -> Page<K::Cell, V> {
@@ -140,7 +149,7 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
     }
 
     fn give_page(&mut self, page: Page<K::Cell, V>, mask: u32) {
-        self.pool.give(page.block(), Page::<K::Cell, V>::bytes(mask));
+        self.pool.give(page.block(mask), Page::<K::Cell, V>::bytes(mask));
         self.small = self.pool.used_bytes() <= SMALL_BYTES;
     }
 
@@ -221,7 +230,7 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
             unsafe { (*page.head()).crowded = true };
         }
         let list = self.overflow.entry(index as u32).or_default();
-        list.push(Overflow { hash, slot: slot.into() });
+        list.push(Overflow { hash, slot: slot.into(), label: Cell::new(self.epochs.label) });
         let last = list.last().expect("just pushed");
         last.slot.get()
     }
@@ -236,12 +245,19 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
     }
 
     /// Tries to seat what was put to the overflow list before a split made room.
+    ///
+    /// Not while a snapshot runs: it may be through with the page, and not yet with the list.
     fn reseat_overflow(&mut self, index: usize) {
+        if self.epochs.is_running() {
+            return;
+        }
         let Some(mut list) = self.overflow.remove(&(index as u32)) else { return };
         for at in (0..list.len().min(RESEATED_MAX)).rev() {
             // SAFETY: the list was taken out, so nobody refers to its entries.
             let slot = unsafe { *list[at].slot.get() };
-            if self.seat(index, list[at].hash, slot).is_some() {
+            // The key that looks like no key stays in a list.
+            let may_move = !K::is_vacant_cell(&slot.cell);
+            if may_move && self.seat(index, list[at].hash, slot, list[at].label.get()).is_some() {
                 list.swap_remove(at);
             }
         }
@@ -271,7 +287,8 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
             }
             self.directory_bytes -= (*group).directory_bytes();
             Group::free_directory(group);
-            group.write(Group::new(none));
+            let changed = (*group).changed;
+            group.write(Group { changed, ..Group::new(none) });
             Group::point_to_itself(group);
         }
     }

@@ -68,6 +68,15 @@ pub trait TableKey: 'static {
 
     /// Moves what `cell` holds in a sparse part of the arena.
     fn relocate(cell: &mut Self::Cell, arena: &mut Arena);
+
+    /// Bytes of a key as [`encode`](Self::encode) writes it, if all keys take as many.
+    const ENCODED_BYTES: Option<usize>;
+
+    /// Appends the key of a cell that is not vacant, as bytes that mean the same in every table.
+    fn encode(cell: &Self::Cell, arena: &Arena, out: &mut Vec<u8>);
+
+    /// The key that [`encode`](Self::encode) wrote as just these bytes; `None` if it writes none such.
+    fn decode(bytes: &[u8]) -> Option<Self::Ref<'_>>;
 }
 
 /// Keys of a fixed size, held in the slot.
@@ -126,6 +135,23 @@ macro_rules! fixed_key {
 
             #[inline(always)]
             fn relocate(_: &mut u64, _: &mut Arena) {}
+
+            const ENCODED_BYTES: Option<usize> = Some(size_of::<$type>());
+
+            #[inline(always)]
+            fn encode(cell: &u64, _: &Arena, out: &mut Vec<u8>) {
+                out.extend_from_slice(&cell.to_le_bytes()[..size_of::<$type>()]);
+            }
+
+            #[inline(always)]
+            fn decode(bytes: &[u8]) -> Option<$type> {
+                let bytes: [u8; size_of::<$type>()] = bytes.try_into().ok()?;
+                let mut cell = [0; 8];
+                cell[..size_of::<$type>()].copy_from_slice(&bytes);
+                let key = $from(u64::from_le_bytes(cell));
+                // Of a type in which not every pattern is a value, what was read must be what is written.
+                ($to(key) == u64::from_le_bytes(cell)).then_some(key)
+            }
         }
     )* };
 }
@@ -212,6 +238,18 @@ impl TableKey for Fixed<[u8; 16]> {
 
     #[inline(always)]
     fn relocate(_: &mut [u64; 2], _: &mut Arena) {}
+
+    const ENCODED_BYTES: Option<usize> = Some(16);
+
+    #[inline(always)]
+    fn encode(cell: &[u64; 2], arena: &Arena, out: &mut Vec<u8>) {
+        out.extend_from_slice(&Self::load(cell, arena));
+    }
+
+    #[inline(always)]
+    fn decode(bytes: &[u8]) -> Option<[u8; 16]> {
+        bytes.try_into().ok()
+    }
 }
 
 /// Byte strings of any length below 4 GiB; strings are looked up by their bytes.
@@ -378,6 +416,18 @@ impl TableKey for Bytes {
             }
         }
     }
+
+    const ENCODED_BYTES: Option<usize> = None;
+
+    #[inline]
+    fn encode(cell: &BytesCell, arena: &Arena, out: &mut Vec<u8>) {
+        out.extend_from_slice(Self::load(cell, arena));
+    }
+
+    #[inline]
+    fn decode(bytes: &[u8]) -> Option<&[u8]> {
+        Some(bytes)
+    }
 }
 
 #[cfg(test)]
@@ -393,6 +443,11 @@ mod tests {
         assert!(K::matches(&cell, key, &arena), "{key:?}");
         assert!(K::is_vacant(key) || !K::matches(&K::VACANT, key, &arena), "{key:?}");
         assert_eq!(K::hash_cell(&cell, &arena), K::hash(key), "{key:?}");
+        let mut bytes = Vec::new();
+        K::encode(&cell, &arena, &mut bytes);
+        assert!(K::ENCODED_BYTES.is_none_or(|length| length == bytes.len()), "{key:?}");
+        let decoded = K::decode(&bytes).unwrap();
+        assert!(K::matches(&cell, decoded, &arena) && K::hash(decoded) == K::hash(key), "{key:?}");
         assert!(K::short(key).is_none_or(|short| short == cell), "{key:?}");
     }
 
@@ -409,6 +464,7 @@ mod tests {
             round_trip::<Fixed<[u8; 16]>>((u128::from(key) << 64 | 5).to_be_bytes());
         }
         round_trip::<Fixed<bool>>(true);
+        assert_eq!((Fixed::<bool>::decode(&[2]), Fixed::<u64>::decode(&[0; 7])), (None, None));
         let arena = Arena::default();
         assert_eq!(Fixed::<i8>::load(&Fixed::<i8>::store(-3, &mut Arena::default()), &arena), -3);
         assert_eq!(Fixed::<i32>::load(&Fixed::<i32>::store(-3, &mut Arena::default()), &arena), -3);

@@ -19,6 +19,10 @@
 //! | `page`     | up to 256 slots, searched line by line                         |
 //! | `group`    | the pages of one key group: first page, growth, split          |
 //! | [`cursor`] | going through all entries, a bounded step at a time            |
+//! | [`epoch`]  | which entries changed since when; what a snapshot must keep    |
+//! | [`value`]  | what of a value is written to a snapshot                       |
+//! | [`delta`]  | entries and removals as bytes                                  |
+//! | [`snapshot`] | writing what changed, a bounded step at a time; reading it   |
 //!
 //! **Growth.** Extendible hashing (Fagin et al., 1979): a page that can seat no
 //! further key is split in two, in a few microseconds, and nothing else moves.
@@ -39,22 +43,29 @@
 
 pub mod arena;
 pub mod cursor;
+pub mod delta;
+pub mod epoch;
 mod group;
 pub mod key;
 mod page;
 mod pool;
+pub mod snapshot;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
+pub mod value;
 
 pub use arena::{Arena, BlobHandle};
 pub use cursor::{Cursor, Iter};
 pub use key::{Bytes, Fixed, TableKey};
+pub use snapshot::StateTable;
+pub use value::TableValue;
 
+use epoch::{Epochs, Run};
 use group::Group;
 pub use page::prefetch;
 use page::{Page, Slot, directory_bits};
 use pool::Pool;
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -90,12 +101,19 @@ pub struct Table<K: TableKey, V: Copy + 'static> {
     overflow: BTreeMap<u32, Vec<Overflow<K::Cell, V>>>,
     directory_bytes: usize,
     compaction: Cursor,
+    epochs: Epochs,
+    /// How an entry is encoded; set by the first snapshot, which asks of `V` what the table does not.
+    encode: Option<Encode<K::Cell, V>>,
 }
+
+/// Appends the entry of a cell and a value, whose bytes lie in the arenas of keys and of values.
+type Encode<C, V> = fn(&C, &V, &Arena, &Arena, &mut Vec<u8>);
 
 struct Overflow<C, V> {
     hash: u64,
     /// In a cell since it is changed through pointers, as slots in pages are.
     slot: UnsafeCell<Slot<C, V>>,
+    label: Cell<u8>,
 }
 
 // SAFETY: all that a table points to is its own, and nothing of it is shared.
@@ -131,6 +149,8 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
             overflow: BTreeMap::new(),
             directory_bytes: 0,
             compaction: Cursor::default(),
+            epochs: Epochs::default(),
+            encode: None,
         }
     }
 
@@ -165,6 +185,7 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
             + self.keys.memory_bytes()
             + self.blobs.memory_bytes()
             + overflow
+            + self.epochs.memory_bytes()
     }
 
     /// The hash to pass to the methods that take one.
@@ -173,7 +194,7 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
         K::hash(key)
     }
 
-    /// Fetches the slot of a key that is about to be looked up.
+    /// Fetches slot and label of a key that is about to be looked up.
     #[inline(always)]
     pub fn prefetch(&self, group: u32, hash: u64) {
         let (page, mask) = self.page(self.index(group), hash);
@@ -197,7 +218,7 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
     ) -> &mut V {
         debug_assert_eq!(hash, K::hash(key));
         let slot = match self.find(group, hash, key) {
-            Some(slot) => slot,
+            Some((page, at)) => self.slot_to_change(group, page, at),
             None => self.entry_cold(group, hash, key, default),
         };
         // SAFETY: the slot has an entry, so its value was written; the reference borrows
@@ -229,7 +250,11 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
     /// [`get`](Self::get) of a key whose hash is known; `hash` must be that of `key`.
     #[inline]
     pub fn get_hashed(&self, group: u32, hash: u64, key: K::Ref<'_>) -> Option<&V> {
-        let slot = self.find(group, hash, key).or_else(|| self.find_cold(group, hash, key))?;
+        let slot = match self.find(group, hash, key) {
+            // SAFETY: `find` gives slots of the page.
+            Some((page, at)) => unsafe { page.slot(at) },
+            None => self.overflow_entry(group, hash, key)?.slot.get(),
+        };
         // SAFETY: as in `entry_hashed`.
         Some(unsafe { (*slot).value.assume_init_ref() })
     }
@@ -238,7 +263,10 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
     #[inline]
     pub fn get_mut(&mut self, group: u32, key: K::Ref<'_>) -> Option<&mut V> {
         let hash = K::hash(key);
-        let slot = self.find(group, hash, key).or_else(|| self.find_cold(group, hash, key))?;
+        let slot = match self.find(group, hash, key) {
+            Some((page, at)) => self.slot_to_change(group, page, at),
+            None => self.overflow_slot_to_change(group, hash, key)?,
+        };
         // SAFETY: as in `entry_hashed`.
         Some(unsafe { (*slot).value.assume_init_mut() })
     }
@@ -246,15 +274,20 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
     /// Takes out `key` and returns its value. Blobs of the value remain the caller's to free.
     pub fn remove(&mut self, group: u32, key: K::Ref<'_>) -> Option<V> {
         let hash = K::hash(key);
-        let slot = self.find(group, hash, key).or_else(|| self.find_cold(group, hash, key))?;
         let index = self.index(group);
+        let found = self.find(group, hash, key);
+        let slot = match found {
+            Some((page, at)) => self.slot_to_change(group, page, at),
+            None => self.overflow_slot_to_change(group, hash, key)?,
+        };
         // SAFETY: the slot has an entry, so both parts were written.
         let (cell, value) = unsafe { ((*slot).cell, (*slot).value.assume_init()) };
+        self.note_removal(group, &cell);
         K::discard(&cell, &mut self.keys);
-        let (page, mask) = self.page(index, hash);
-        if page.contains(slot, mask) {
+        if let Some((page, at)) = found {
+            let (_, mask) = self.page(index, hash);
             // SAFETY: the slot is of this page, and has an entry.
-            unsafe { page.remove::<K>(slot, mask, &self.keys) };
+            unsafe { page.remove::<K>(at, mask, &self.keys) };
         } else {
             self.remove_overflow(index as u32, slot);
         }
@@ -328,31 +361,31 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
         }
     }
 
-    /// The slot in which the key is, if it is in a page.
+    /// The page and the index of the slot in which the key is, if it is in a page.
     #[inline(always)]
-    fn find(&self, group: u32, hash: u64, key: K::Ref<'_>) -> Option<*mut Slot<K::Cell, V>> {
+    fn find(&self, group: u32, hash: u64, key: K::Ref<'_>) -> Option<(Page<K::Cell, V>, usize)> {
         if K::is_vacant(key) {
             return None;
         }
         let (page, mask) = self.page(self.index(group), hash);
         // SAFETY: the page comes from the directory of its group, with the mask of that group.
-        unsafe { page.find::<K>(hash, mask, key, &self.keys, self.sparse) }
+        let at = unsafe { page.find::<K>(hash, mask, key, &self.keys, self.sparse) }?;
+        Some((page, at))
     }
 
     /// Looks where `find` does not: in the overflow list.
     #[inline(never)]
-    fn find_cold(&self, group: u32, hash: u64, key: K::Ref<'_>) -> Option<*mut Slot<K::Cell, V>> {
+    fn overflow_entry(&self, group: u32, hash: u64, key: K::Ref<'_>) -> Option<&Overflow<K::Cell, V>> {
         self.check_owned(group);
         let index = self.index(group);
         let (page, _) = self.page(index, hash);
         // SAFETY: the page comes from the directory.
         if K::is_vacant(key) || unsafe { (*page.head()).crowded } {
             let list = self.overflow.get(&(index as u32))?;
-            let found = list.iter().find(|entry| {
+            return list.iter().find(|entry| {
                 // SAFETY: no reference to an entry is held here; both parts were written.
                 entry.hash == hash && K::matches(unsafe { &(*entry.slot.get()).cell }, key, &self.keys)
-            })?;
-            return Some(found.slot.get());
+            });
         }
         None
     }
@@ -366,14 +399,102 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
         key: K::Ref<'_>,
         default: impl FnOnce() -> V,
     ) -> *mut Slot<K::Cell, V> {
-        if let Some(slot) = self.find_cold(group, hash, key) {
+        if let Some(slot) = self.overflow_slot_to_change(group, hash, key) {
             return slot;
         }
         // Before anything is changed, since it is the user's and may panic.
         let value = default();
         let cell = K::store(key, &mut self.keys);
         self.set_len(self.len + 1);
-        self.insert(self.index(group), hash, Slot { cell, value: std::mem::MaybeUninit::new(value) })
+        let index = self.index(group);
+        self.note_insert(index);
+        self.insert(index, hash, Slot { cell, value: std::mem::MaybeUninit::new(value) })
+    }
+
+    /// The slot of an entry that the caller may change.
+    #[inline(always)]
+    fn slot_to_change(&mut self, group: u32, page: Page<K::Cell, V>, at: usize) -> *mut Slot<K::Cell, V> {
+        // SAFETY: `find` gave the page and a slot of it.
+        unsafe {
+            if *page.label(at) != self.epochs.label {
+                self.change(group, page, at);
+            }
+            page.slot(at)
+        }
+    }
+
+    /// An entry in a page is about to be changed, for the first time in this epoch.
+    #[cold]
+    #[inline(never)]
+    fn change(&mut self, group: u32, page: Page<K::Cell, V>, at: usize) {
+        // SAFETY: the page is live, and the slot has an entry.
+        let (label, written, slot) = unsafe { (*page.label(at), (*page.head()).written, page.slot(at)) };
+        if self.epochs.is_running() {
+            self.put_aside(group, label, slot, |run| written >= run.plan.number);
+        }
+        // SAFETY: as above.
+        unsafe { page.label(at).write(self.epochs.label) };
+        self.note_change(group, label);
+    }
+
+    /// As [`slot_to_change`](Self::slot_to_change), of a key in the overflow list.
+    #[cold]
+    fn overflow_slot_to_change(
+        &mut self,
+        group: u32,
+        hash: u64,
+        key: K::Ref<'_>,
+    ) -> Option<*mut Slot<K::Cell, V>> {
+        let now = self.epochs.label;
+        let entry = self.overflow_entry(group, hash, key)?;
+        let (label, slot) = (entry.label.replace(now), entry.slot.get());
+        if label != now {
+            let nth = group - self.first_group;
+            self.put_aside(group, label, slot, |run| run.has_passed(nth));
+            self.note_change(group, label);
+        }
+        Some(slot)
+    }
+
+    /// Encodes an entry for each snapshot under way that takes its label and has not written it.
+    fn put_aside(
+        &mut self,
+        group: u32,
+        label: u8,
+        slot: *const Slot<K::Cell, V>,
+        is_written: impl Fn(&Run) -> bool,
+    ) {
+        for run in &mut self.epochs.runs {
+            if !run.plan.takes[usize::from(label)] || is_written(run) {
+                continue;
+            }
+            let encode = self.encode.expect("set before a snapshot begins");
+            // SAFETY: the slot has an entry, which nobody changes meanwhile.
+            let (cell, value) = unsafe { (&(*slot).cell, (*slot).value.assume_init_ref()) };
+            run.aside.push(group, |out| encode(cell, value, &self.keys, &self.blobs, out));
+            if run.aside.bytes() > run.plan.aside_bytes_max {
+                run.give_up();
+            }
+        }
+    }
+
+    fn note_change(&mut self, group: u32, label: u8) {
+        self.epochs.live[usize::from(label)] -= 1;
+        self.note_insert(self.index(group));
+    }
+
+    fn note_insert(&mut self, index: usize) {
+        self.epochs.live[usize::from(self.epochs.label)] += 1;
+        // SAFETY: groups live as long as the table.
+        unsafe { (*self.group(index)).changed = self.epochs.epoch() as u32 };
+    }
+
+    /// Of an entry that was about to be changed.
+    fn note_removal(&mut self, group: u32, cell: &K::Cell) {
+        self.epochs.live[usize::from(self.epochs.label)] -= 1;
+        let Table { epochs, keys, pool, .. } = self;
+        let bytes = || pool.memory_bytes();
+        epochs.remove(group, bytes, K::ENCODED_BYTES, |out| K::encode(cell, keys, out));
     }
 }
 

@@ -1,13 +1,19 @@
 //! Pages: up to 256 slots, searched from a slot that the hash says to the first vacant one.
 //!
 //! ```text
-//! head, 64 B   for the snapshot | count | depth | crowded
+//! labels       one byte a slot, that of slot 0 last
+//! head, 8 B    written | count | depth | crowded
 //! slots        (cell, value) x capacity
 //! ```
 //!
+//! A slot's label says in which epoch its entry was last changed; see [`epoch`](super::epoch). Labels and head lie
+//! before the slots, backwards, so that each is at an offset from the first slot that does not depend on the
+//! capacity: of a lookup that has the slot's index, comparing the label takes four instructions. In a page of few
+//! slots they share one cache line.
+//!
 //! The search goes through slots `home ^ 0, home ^ 1, home ^ 2, …`: first those in the cache line of the home
 //! slot, then those in its neighbour, and never out of the page. It is in one case of four that it goes on after
-//! the first slot, and in few that it leaves the line; the head it does not touch. A page is at most three
+//! the first slot, and in few that it leaves the line; the head it does not need. A page is at most three
 //! quarters full, so a search ends; one of less than 64 slots is at most half full, since where a table fits the
 //! cache a search that goes on costs more than a slot.
 //!
@@ -23,8 +29,8 @@ use super::{Arena, TableKey};
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
-/// Slots of a page, at most: one bit each in the head, for a snapshot.
-const CAPACITY_LIMIT: usize = 256;
+/// Slots of a page, at most.
+pub(super) const CAPACITY_LIMIT: usize = 256;
 
 /// Slots of a group's first page: with 16-byte slots it takes 192 bytes.
 const CAPACITY_FIRST: usize = 8;
@@ -35,11 +41,11 @@ const SLOTS_BYTES_MAX: usize = 4096;
 /// Pages of fewer slots are at most half full, others three quarters.
 const SPARSE_BELOW: usize = 64;
 
-/// What an insert or a split reads of a page besides its slots: one cache line.
-#[repr(C, align(64))]
+/// What an insert, a split or a snapshot reads of a page besides its slots and labels.
+#[repr(C, align(8))]
 pub(super) struct Head {
-    /// Place for the epoch and the changed-slot bits (one a slot) of a snapshot.
-    _snapshot: [u64; 5],
+    /// The last snapshot that has gone through this page, by its number.
+    pub(super) written: u32,
     /// Slots with an entry.
     pub(super) count: u16,
     /// How many bits of the directory index all keys of this page agree in.
@@ -48,7 +54,10 @@ pub(super) struct Head {
     pub(super) crowded: bool,
 }
 
-const _: () = assert!(size_of::<Head>() == 64, "the head is one cache line");
+/// Bytes of a head, which lies right before the first slot.
+const HEAD_BYTES: usize = 8;
+
+const _: () = assert!(size_of::<Head>() == HEAD_BYTES, "labels begin where the head does");
 
 /// One entry, or a vacant cell and nothing.
 #[repr(C)]
@@ -119,10 +128,15 @@ impl<C: Copy + 'static, V: Copy> Page<C, V> {
     /// Slots of the first page of a group.
     pub(super) const CAPACITY_MIN: usize = CAPACITY_FIRST;
 
+    /// Bytes before the first slot, which lies on a cache line.
+    const fn bytes_before(mask: u32) -> usize {
+        (HEAD_BYTES + mask as usize + 1).next_multiple_of(64)
+    }
+
     /// Bytes of a page, a multiple of a cache line.
     pub(super) const fn bytes(mask: u32) -> usize {
         let capacity = mask as usize + 1;
-        (size_of::<Head>() + capacity * Self::SLOT).next_multiple_of(64)
+        (Self::bytes_before(mask) + capacity * Self::SLOT).next_multiple_of(64)
     }
 
     /// Entries of a page, at most.
@@ -137,11 +151,12 @@ impl<C: Copy + 'static, V: Copy> Page<C, V> {
     ///
     /// `block` is `bytes(mask)` long, aligned to 64, writable, and nobody else uses it.
     pub(super) unsafe fn format(block: NonNull<u8>, mask: u32, vacant: C) -> Self {
-        // SAFETY: the block is longer than a head.
-        let page: Self = Page { slots: unsafe { block.cast::<Head>().add(1) }.cast() };
-        let head = Head { _snapshot: [0; 5], count: 0, depth: 0, crowded: false };
-        // SAFETY: the block is aligned and longer than a head.
-        unsafe { page.head().write(head) };
+        // SAFETY: the block is longer than that.
+        let page: Self = Page { slots: unsafe { block.add(Self::bytes_before(mask)) }.cast() };
+        // SAFETY: what lies before the slots is of the block.
+        unsafe { block.write_bytes(0, Self::bytes_before(mask)) };
+        // SAFETY: as above; the first slot is aligned to 64, so the head before it is aligned to 8.
+        unsafe { page.head().write(Head { written: 0, count: 0, depth: 0, crowded: false }) };
         for index in 0..=mask as usize {
             // SAFETY: `index <= mask`, and the block has room for `mask + 1` slots.
             unsafe { (&raw mut (*page.slot(index)).cell).write(vacant) };
@@ -150,13 +165,35 @@ impl<C: Copy + 'static, V: Copy> Page<C, V> {
     }
 
     /// The block that the page was made of.
-    pub(super) fn block(self) -> NonNull<u8> {
-        // SAFETY: a head lies before the first slot; `format` put it there.
-        unsafe { self.slots.cast::<Head>().sub(1) }.cast()
+    pub(super) fn block(self, mask: u32) -> NonNull<u8> {
+        // SAFETY: so many bytes lie before the first slot; `format` put them there.
+        unsafe { self.slots.cast::<u8>().sub(Self::bytes_before(mask)) }
     }
 
+    #[inline(always)]
     pub(super) fn head(self) -> *mut Head {
         self.slots.as_ptr().cast::<Head>().wrapping_sub(1)
+    }
+
+    /// Where the label of slot `index` lies.
+    ///
+    /// # Safety
+    ///
+    /// `index` is below the capacity of the page.
+    #[inline(always)]
+    pub(super) unsafe fn label(self, index: usize) -> *mut u8 {
+        // SAFETY: a byte for each slot lies before the head, `bytes_before` has counted them.
+        unsafe { self.slots.as_ptr().cast::<u8>().sub(HEAD_BYTES + 1 + index) }
+    }
+
+    /// All labels, that of slot 0 last.
+    ///
+    /// # Safety
+    ///
+    /// The page is live, `mask` its own, and nobody changes a label while the slice is used.
+    pub(super) unsafe fn labels<'a>(self, mask: u32) -> &'a mut [u8] {
+        // SAFETY: `format` has initialised so many bytes from the last slot's label on.
+        unsafe { std::slice::from_raw_parts_mut(self.label(mask as usize), mask as usize + 1) }
     }
 
     /// Where slot `index` lies.
@@ -171,23 +208,20 @@ impl<C: Copy + 'static, V: Copy> Page<C, V> {
         unsafe { self.slots.as_ptr().add(index) }
     }
 
-    /// Whether `slot` is one of this page.
-    pub(super) fn contains(self, slot: *mut Slot<C, V>, mask: u32) -> bool {
-        (slot as usize).wrapping_sub(self.slots.as_ptr() as usize) < (mask as usize + 1) * Self::SLOT
-    }
-
-    /// Asks for the slot where the search for a key begins.
+    /// Asks for the slot where the search for a key begins, and for its label.
     #[inline(always)]
     pub(super) fn prefetch(self, hash: u64, mask: u32) {
-        let slot = self.slots.as_ptr().wrapping_add(home(hash, mask));
+        let home = home(hash, mask);
+        let slot = self.slots.as_ptr().wrapping_add(home);
         prefetch(slot);
+        prefetch(self.slots.as_ptr().cast::<u8>().wrapping_sub(HEAD_BYTES + 1 + home));
         if !64usize.is_multiple_of(Self::SLOT) {
             // The slot may end in another line than it begins in.
             prefetch(slot.wrapping_add(1).cast::<u8>().wrapping_sub(1));
         }
     }
 
-    /// The slot of a key, which is not the one that looks vacant. In a `sparse` page it is expected in its home
+    /// Index of the slot of a key, which is not the one that looks vacant. In a `sparse` page it is expected in its home
     /// slot.
     ///
     /// # Safety
@@ -201,7 +235,7 @@ impl<C: Copy + 'static, V: Copy> Page<C, V> {
         key: K::Ref<'_>,
         arena: &Arena,
         sparse: bool,
-    ) -> Option<*mut Slot<C, V>> {
+    ) -> Option<usize> {
         let home = home(hash, mask);
         if !sparse {
             // All slots of the line without a branch: which of them has the key nobody could predict.
@@ -210,7 +244,7 @@ impl<C: Copy + 'static, V: Copy> Page<C, V> {
                 let matches = |at: usize| K::matches(&(*self.slot(home ^ at)).cell, key, arena);
                 let at = (1..Self::LINE).fold(0, |found, at| found | (at * usize::from(matches(at))));
                 if matches(at) {
-                    return Some(self.slot(home ^ at));
+                    return Some(home ^ at);
                 }
             }
         }
@@ -221,7 +255,7 @@ impl<C: Copy + 'static, V: Copy> Page<C, V> {
             unsafe {
                 let slot = self.slot(home ^ step);
                 if K::matches(&(*slot).cell, key, arena) {
-                    return Some(slot);
+                    return Some(home ^ step);
                 }
                 if K::is_vacant_cell(&(*slot).cell) {
                     return None;
@@ -241,6 +275,7 @@ impl<C: Copy + 'static, V: Copy> Page<C, V> {
         hash: u64,
         mask: u32,
         entry: Slot<C, V>,
+        label: u8,
     ) -> Option<*mut Slot<C, V>> {
         // SAFETY: the head of a live page is initialised; `find` gives no slot where nothing matches, and
         // ends at a vacant one, since a page is never full.
@@ -253,6 +288,7 @@ impl<C: Copy + 'static, V: Copy> Page<C, V> {
                 step += 1;
             }
             self.slot(home ^ step).write(entry);
+            self.label(home ^ step).write(label);
             (*self.head()).count += 1;
             Some(self.slot(home ^ step))
         }
@@ -262,19 +298,15 @@ impl<C: Copy + 'static, V: Copy> Page<C, V> {
     ///
     /// # Safety
     ///
-    /// The page is live, `mask` its own, and `slot` one of its slots, with an entry.
-    pub(super) unsafe fn remove<K: TableKey<Cell = C>>(
-        self,
-        slot: *mut Slot<C, V>,
-        mask: u32,
-        arena: &Arena,
-    ) {
+    /// The page is live, `mask` its own, and `slot` the index of one of its slots, with an entry.
+    pub(super) unsafe fn remove<K: TableKey<Cell = C>>(self, slot: usize, mask: u32, arena: &Arena) {
         // SAFETY: indices that `misplaced` gives are slots of the page.
         unsafe {
-            let mut hole = slot.offset_from(self.slot(0)) as usize;
-            (*slot).cell = K::VACANT;
+            let mut hole = slot;
+            (*self.slot(hole)).cell = K::VACANT;
             while let Some(index) = self.misplaced::<K>(hole, mask, arena) {
                 self.slot(hole).write(*self.slot(index));
+                self.label(hole).write(*self.label(index));
                 (*self.slot(index)).cell = K::VACANT;
                 hole = index;
             }
@@ -320,8 +352,9 @@ impl<C: Copy + 'static, V: Copy> Page<C, V> {
         // SAFETY: as the caller vouches. The larger page has room for what this one may hold.
         unsafe {
             (*larger.head()).crowded = (*self.head()).crowded;
-            self.for_each::<K>(mask, |entry| {
-                let put = larger.insert::<K>(K::hash_cell(&entry.cell, arena), 2 * mask + 1, entry);
+            (*larger.head()).written = (*self.head()).written;
+            self.for_each::<K>(mask, |entry, label| {
+                let put = larger.insert::<K>(K::hash_cell(&entry.cell, arena), 2 * mask + 1, entry, label);
                 debug_assert!(put.is_some());
             });
         }
@@ -344,12 +377,13 @@ impl<C: Copy + 'static, V: Copy> Page<C, V> {
             let depth = (*self.head()).depth;
             for half in halves {
                 (*half.head()).crowded = (*self.head()).crowded;
+                (*half.head()).written = (*self.head()).written;
                 (*half.head()).depth = depth + 1;
             }
-            self.for_each::<K>(mask, |entry| {
+            self.for_each::<K>(mask, |entry, label| {
                 let hash = K::hash_cell(&entry.cell, arena);
                 let half = halves[(directory_bits(hash) >> depth & 1) as usize];
-                let put = half.insert::<K>(hash, mask, entry);
+                let put = half.insert::<K>(hash, mask, entry, label);
                 debug_assert!(put.is_some());
             });
         }
@@ -358,12 +392,12 @@ impl<C: Copy + 'static, V: Copy> Page<C, V> {
     /// # Safety
     ///
     /// The page is live and `mask` its own.
-    unsafe fn for_each<K: TableKey<Cell = C>>(self, mask: u32, mut f: impl FnMut(Slot<C, V>)) {
+    unsafe fn for_each<K: TableKey<Cell = C>>(self, mask: u32, mut f: impl FnMut(Slot<C, V>, u8)) {
         for index in 0..=mask as usize {
             // SAFETY: `index` is at most `mask`, and the cell of every slot is initialised.
             unsafe {
                 if !K::is_vacant_cell(&(*self.slot(index)).cell) {
-                    f(*self.slot(index));
+                    f(*self.slot(index), *self.label(index));
                 }
             }
         }
@@ -404,6 +438,7 @@ mod tests {
         assert_eq!(Page::<u64, [u64; 8]>::CAPACITY_MAX, 32);
         assert_eq!(Page::<u64, [u64; 1000]>::CAPACITY_MAX, 8);
         assert_eq!(Page::<u64, u64>::bytes(7), 192);
+        assert_eq!(Page::<u64, u64>::bytes(255), 4096 + 256 + 64);
     }
 
     #[test]

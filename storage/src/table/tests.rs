@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Keys whose hash keeps only the bits of a mask: collisions of every kind.
-struct Masked<const MASK: u64>;
+pub(crate) struct Masked<const MASK: u64>;
 
 impl<const MASK: u64> TableKey for Masked<MASK> {
     type Ref<'a> = u64;
@@ -47,6 +47,16 @@ impl<const MASK: u64> TableKey for Masked<MASK> {
     fn discard(_: &u64, _: &mut Arena) {}
 
     fn relocate(_: &mut u64, _: &mut Arena) {}
+
+    const ENCODED_BYTES: Option<usize> = Some(8);
+
+    fn encode(cell: &u64, _: &Arena, out: &mut Vec<u8>) {
+        out.extend_from_slice(&cell.to_le_bytes());
+    }
+
+    fn decode(bytes: &[u8]) -> Option<u64> {
+        bytes.try_into().ok().map(u64::from_le_bytes)
+    }
 }
 
 const GROUPS: Range<u32> = 5..9;
