@@ -8,6 +8,7 @@
 //! Readers of sources that must block have threads of their own, named by them.
 
 use super::probe::{Probe, memory_available};
+use super::restart::{RestartSettings, RestartStrategy};
 use super::state::{JobState, Machine, Order};
 use crate::api::JobGraph;
 use crate::config::{Config, ConfigError};
@@ -267,7 +268,8 @@ impl RunningJob {
             .filter(|s| plan.vertices[s.vertex.0 as usize].is_source)
             .map(|s| (s.shard, s.task))
             .collect();
-        let machine = Machine::new(count as usize, plan.subtasks.len(), sources);
+        let strategy = RestartStrategy::new(RestartSettings::Disabled, 0);
+        let machine = Machine::new(count as usize, plan.subtasks.len(), sources, strategy);
         for (shard, deployments) in shards.iter_mut().zip(wired.deployments) {
             let sent = shard.mailer.send(clock.now_ns(), ShardMail::Deploy(deployments));
             assert!(sent.is_ok(), "the first mail of a shard finds room");
@@ -524,7 +526,7 @@ impl Coordinator {
                     if let Report::Probed(task, waited_ns) = report {
                         self.answer_probe(shard, task, waited_ns);
                     }
-                    self.machine.report(shard, report)
+                    self.machine.report(self.shared.clock.now_ns(), shard, report)
                 }
                 Ok(Message::Cancel) => self.machine.cancel(),
                 Ok(Message::Stop) => self.machine.stop(),
@@ -543,6 +545,7 @@ impl Coordinator {
                             self.send(shard, ShardMail::Shutdown);
                         }
                     }
+                    Order::Deploy => unreachable!("the strategy says that there is no restart"),
                     Order::Mail(shard, task, mail) => {
                         self.send(shard.0 as usize, ShardMail::Task(task, mail))
                     }

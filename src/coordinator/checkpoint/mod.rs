@@ -35,7 +35,7 @@ pub use stats::{
     CheckpointCounts, CheckpointStats, CheckpointStatus, CheckpointSummary, CheckpointsReport, Distribution,
     FailureStats, PartStatus, RestoredStats, SubtaskStats,
 };
-pub use topology::{OperatorPlace, SubtaskPlace, Topology, VertexPlace, operator_uid};
+pub use topology::{OperatorPlace, SubtaskPlace, Topology, VertexPlace};
 
 use super::failure::{CheckpointFailure, CheckpointFailureManager, FailureReason};
 use crate::checkpoint::{Ack, CheckpointReport, DeclineReason, Timings};
@@ -202,6 +202,8 @@ enum Stage {
     Running,
     /// A checkpoint is complete that all of them have waited for; there is none after it.
     Ending,
+    /// The job has to fail: none is begun any more.
+    Failing,
 }
 
 /// Decides on checkpoints; see the module's text.
@@ -663,7 +665,7 @@ impl CheckpointCoordinator {
 
     /// Whether there are tasks that can be told something.
     fn is_running(&self) -> bool {
-        matches!(self.stage, Stage::Running | Stage::Ending)
+        matches!(self.stage, Stage::Running | Stage::Ending | Stage::Failing)
     }
 
     /// Whether checkpoints are possible with the tasks that run.
@@ -832,6 +834,7 @@ impl CheckpointCoordinator {
         if let Some(failure) = self.failures.failed(&self.job_id, id, reason, cause)
             && self.is_running()
         {
+            self.stage = Stage::Failing;
             out.push(Action::FailJob(failure));
         }
     }

@@ -6,7 +6,7 @@ use crate::graph::plan::Plan;
 /// One operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OperatorPlace {
-    /// Its identity over restarts.
+    /// Its identity over restarts ([`LogicalGraph::operator_id`]).
     pub uid: String,
     /// For people.
     pub name: String,
@@ -50,18 +50,6 @@ pub struct Topology {
     pub subtasks: Vec<SubtaskPlace>,
 }
 
-/// Identity of an operator over restarts: as the user gave it, else by its place in the graph and its name.
-///
-/// An operator without a uid keeps its state as long as nothing is added or removed before it. Its name is part of
-/// the identity so that state does not go to whatever has come into its place.
-pub fn operator_uid(graph: &LogicalGraph, vertex: VertexId, operator: usize) -> String {
-    let info = &graph.vertex(vertex).operators[operator];
-    match &info.uid {
-        Some(uid) => uid.clone(),
-        None => format!("{}.{}:{}", vertex.0, operator, info.name),
-    }
-}
-
 impl Topology {
     /// Of a graph and its layout.
     pub fn new(plan: &Plan, graph: &LogicalGraph) -> Topology {
@@ -74,7 +62,7 @@ impl Topology {
                 max_parallelism: planned.max_parallelism,
                 operators: operators
                     .map(|(at, info)| OperatorPlace {
-                        uid: operator_uid(graph, id, at),
+                        uid: graph.operator_id(index, at),
                         name: info.name.clone(),
                     })
                     .collect(),

@@ -22,6 +22,7 @@ use std::collections::VecDeque;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use tidegate::coordinator::restart::{RestartSettings, RestartStrategy};
 use tidegate::coordinator::{JobState, Machine, Order};
 use tidegate::graph::plan::{Plan, PlannedSubtask};
 use tidegate::subtask::wire::{ShardLinks, doors, wire};
@@ -171,7 +172,8 @@ impl World {
             .filter(|s| plan.vertices[s.vertex.0 as usize].is_source)
             .map(|s| (s.shard, s.task))
             .collect();
-        let machine = Machine::new(shards.len(), plan.subtasks.len(), sources);
+        let none = RestartStrategy::new(RestartSettings::Disabled, 0);
+        let machine = Machine::new(shards.len(), plan.subtasks.len(), sources, none);
         tidegate_shard::sync::stale::seed(rng.next() | 1);
         Ok(World {
             watermarks: vec![i64::MIN; plan.subtasks.len()],
@@ -312,7 +314,7 @@ impl World {
                 if let Some((shard, report)) = self.inbox.take() {
                     self.note(|| format!("  {shard:?} {report:?}"));
                     self.ledger.trace(hash_of(&format!("{shard:?} {report:?}")));
-                    let orders = self.machine.report(shard, report);
+                    let orders = self.machine.report(self.clock.peek_ns(), shard, report);
                     self.carry_out(orders);
                     if self.machine.state() == JobState::Finished && !self.finished {
                         self.finished = true;
@@ -360,6 +362,7 @@ impl World {
     fn carry_out(&mut self, orders: Vec<Order>) {
         for order in orders {
             match order {
+                Order::Deploy => unreachable!("the strategy says that there is no restart"),
                 Order::ShutDown => {
                     self.shards.iter_mut().for_each(|s| s.mail.push_back(ShardMail::Shutdown));
                 }

@@ -180,6 +180,10 @@ fn m_21_m_29_a_checkpoint_expires() {
     let (actions, log) = logged(|| coordinator.tick(11 * S));
     assert_eq!(told(&actions).last().unwrap(), "fail job 2");
     assert!(log.contains("Exceeded checkpoint tolerable failure threshold."), "{log}");
+    // Until it has, none is begun any more.
+    assert_eq!(coordinator.tick(100 * S), []);
+    assert_eq!(told(&coordinator.trigger_now(100 * S, 7)), ["refused 7 NOT_ALL_REQUIRED_TASKS_RUNNING"]);
+    assert_eq!(coordinator.not_running(101 * S), []);
 }
 
 /// Goal: a decline gives the checkpoint up at once, for its own reason, and is counted as that reason is.
