@@ -675,14 +675,10 @@ impl CheckpointCoordinator {
             && (self.settings.after_tasks_finish || self.tasks.finished() == 0)
     }
 
-    /// When no source has data any more, the tasks wait for nothing but a checkpoint.
+    /// When no source has data any more, the tasks wait for nothing but a checkpoint; also where none are periodic.
     fn look_for_the_end(&mut self, now_ns: u64) {
-        let wanted = self.settings.interval_ns.is_some() && self.stage == Stage::Running;
-        if wanted
-            && self.final_ns.is_none()
-            && self.tasks.all_sources_ended()
-            && self.settings.after_tasks_finish
-        {
+        let wait = self.settings.after_tasks_finish && self.tasks.all_sources_ended();
+        if wait && self.stage == Stage::Running && self.final_ns.is_none() {
             self.final_ns = Some(now_ns);
         }
     }

@@ -104,6 +104,13 @@ fn m_180_the_last_checkpoint_is_taken_at_once() {
     assert_eq!((coordinator.next_deadline(), coordinator.tick(9000 * S)), (None, vec![]));
     assert_eq!(coordinator.next_id(), 2);
 
+    // Also where there are none before it.
+    let on_request = CheckpointSettings { interval_ns: None, ..settings(1) };
+    let mut coordinator = coordinator_of(on_request, row(&[1, 1]));
+    coordinator.all_running(0);
+    assert_eq!(coordinator.next_deadline(), None);
+    assert_eq!(told(&coordinator.end_of_data(S, 0)), ["trigger 1 at 0"]);
+
     // One that was under way, and took no note of the end, does not do.
     let mut coordinator = job(CheckpointSettings { min_pause_ns: 3600 * S, ..settings(10) });
     coordinator.end_of_data(11 * MS, 0);
