@@ -5,6 +5,7 @@
 use crate::config::{FromValue, keys::Value};
 use std::path::PathBuf;
 use tidegate_storage::error::StorageError;
+use tidegate_storage::keyed::SnapshotError;
 use tidegate_storage::metadata::SubtaskState;
 
 /// What sinks and operators may know of a job's checkpoints, for names of things that outlive the process.
@@ -147,14 +148,9 @@ pub enum DeclineReason {
     /// An input ended while its barrier was waited for.
     #[error("an input ended before its barrier came")]
     InputEnded,
-    /// More entries changed while they were waiting to be written than may be put aside.
-    #[error("{bytes} bytes were put aside for it, {max} are allowed (tidegate.snapshot.aside-max)")]
-    Aside {
-        /// Bytes put aside.
-        bytes: u64,
-        /// The limit.
-        max: u64,
-    },
+    /// Keyed state could not be written.
+    #[error(transparent)]
+    Keyed(#[from] SnapshotError),
 }
 
 /// Takes what subtasks report; must not block.

@@ -93,6 +93,8 @@ pub struct SubtaskMetrics {
     pub floating_size: Counter,
     /// Buffers in the input's rings and at its reader.
     pub input_queue_length: Counter,
+    /// Buffers in the input's rings and, as far as they have said, at its senders.
+    pub input_on_the_way: Counter,
     /// Input watermark, above the least one.
     watermark: Counter,
     /// How long the last latency marker took from its source to a sink, in nanoseconds; 0 before the first.

@@ -6,7 +6,7 @@ use crate::graph::logical::VertexId;
 use crate::operator::Output;
 use crate::operator::connect::{BothKeyed, ConnectChain, KeyedAndBroadcast, PerSubtask, Selecting, Sides};
 use crate::record::{KeySelector, Record};
-use crate::state::StateKey;
+use crate::state::{StateKey, StateValue};
 use crate::subtask::Inputs;
 use std::marker::PhantomData;
 
@@ -55,7 +55,7 @@ impl<A: Record, B: Record> Connected<A, B> {
         second: FB,
     ) -> Stream<U, ConnectChain<A, B, U, PerSubtask<S, FA, FB>>>
     where
-        S: Default + Clone + 'static,
+        S: Record + Default,
         U: Record,
         FA: for<'a> FnMut(A::Ref<'a>, &mut S, &mut Output<'_, U>) + Clone + Send + Sync + 'static,
         FB: for<'a> FnMut(B::Ref<'a>, &mut S, &mut Output<'_, U>) + Clone + Send + Sync + 'static,
@@ -76,7 +76,7 @@ impl<A: Record, B: Record> Connected<A, B> {
         wants: G,
     ) -> Stream<U, ConnectChain<A, B, U, Selecting<PerSubtask<S, FA, FB>, G>>>
     where
-        S: Default + Clone + 'static,
+        S: Record + Default,
         U: Record,
         FA: for<'a> FnMut(A::Ref<'a>, &mut S, &mut Output<'_, U>) + Clone + Send + Sync + 'static,
         FB: for<'a> FnMut(B::Ref<'a>, &mut S, &mut Output<'_, U>) + Clone + Send + Sync + 'static,
@@ -119,7 +119,7 @@ where
         second: FB,
     ) -> Stream<U, ConnectChain<A, B, U, BothKeyed<K, S, KA, KB, FA, FB>>>
     where
-        S: Copy + Default + 'static,
+        S: StateValue,
         U: Record,
         FA: for<'a> FnMut(A::Ref<'a>, &mut S, &mut Output<'_, U>) + Clone + Send + Sync + 'static,
         FB: for<'a> FnMut(B::Ref<'a>, &mut S, &mut Output<'_, U>) + Clone + Send + Sync + 'static,
@@ -160,8 +160,8 @@ where
         broadcast: FB,
     ) -> Stream<U, ConnectChain<A, B, U, KeyedAndBroadcast<K, S, W, KA, FA, FB>>>
     where
-        S: Copy + Default + 'static,
-        W: Default + Clone + 'static,
+        S: StateValue,
+        W: Record + Default,
         U: Record,
         FA: for<'a> FnMut(A::Ref<'a>, &mut S, &W, &mut Output<'_, U>) + Clone + Send + Sync + 'static,
         FB: for<'a> FnMut(B::Ref<'a>, &mut W, &mut Output<'_, U>) + Clone + Send + Sync + 'static,

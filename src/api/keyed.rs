@@ -8,7 +8,7 @@ use crate::operator::chain::Chain;
 use crate::operator::keyed::{Answer, AtEnd, EachKey, KeyedProcessChain, Nothing};
 use crate::partitioner::{Forward, MakeByKey};
 use crate::record::{KeySelector, Record};
-use crate::state::StateKey;
+use crate::state::{StateKey, StateValue};
 use std::marker::PhantomData;
 
 /// A stream of `T` divided by a key of type `K`.
@@ -40,7 +40,7 @@ where
         f: F,
     ) -> Stream<U, KeyedProcessChain<T, K, S, U, KF, F, Nothing, R>>
     where
-        S: Copy + Default + 'static,
+        S: StateValue,
         U: Record,
         F: for<'a> FnMut(T::Ref<'a>, &mut S, &mut Output<'_, U>) -> R + Clone + Send + Sync + 'static,
         R: Answer + 'static,
@@ -56,7 +56,7 @@ where
         at_end: G,
     ) -> Stream<U, KeyedProcessChain<T, K, S, U, KF, F, EachKey<G>, R>>
     where
-        S: Copy + Default + 'static,
+        S: StateValue,
         U: Record,
         F: for<'a> FnMut(T::Ref<'a>, &mut S, &mut Output<'_, U>) -> R + Clone + Send + Sync + 'static,
         R: Answer + 'static,
@@ -164,7 +164,7 @@ where
         at_end: E,
     ) -> Stream<U, KeyedProcessChain<T, K, S, U, KF, F, E, R>>
     where
-        S: Copy + Default + 'static,
+        S: StateValue,
         U: Record,
         F: for<'a> FnMut(T::Ref<'a>, &mut S, &mut Output<'_, U>) -> R + Clone + Send + Sync + 'static,
         R: Answer + 'static,

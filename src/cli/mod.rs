@@ -1,6 +1,7 @@
 //! The `tidegate` command: one file a verb.
 
 mod bench;
+mod checkpoints;
 mod common;
 mod config;
 mod demo;
@@ -35,6 +36,9 @@ enum Verb {
     /// Measure the engine, beside what the machine allows.
     #[command(subcommand)]
     Bench(bench::Bench),
+    /// Look at the checkpoints of a job, running or not.
+    #[command(subcommand)]
+    Checkpoints(checkpoints::Checkpoints),
     /// Print every configuration key: its value and where that comes from, its default, what it does.
     Config(config::Config),
 }
@@ -58,6 +62,7 @@ pub fn main() -> ExitCode {
         Verb::Run(run) => run.run(),
         Verb::Demo(demo) => demo.run(),
         Verb::Bench(bench) => bench.run(),
+        Verb::Checkpoints(checkpoints) => checkpoints.run(),
         Verb::Config(config) => config.run(),
     };
     match result {

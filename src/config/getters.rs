@@ -12,6 +12,7 @@ use crate::coordinator::restart::RestartSettings;
 use crate::graph::key_group::GroupHash;
 use tidegate_shard::config::{ExchangeConfig, FlushInterval, TurnConfig};
 use tidegate_shard::driver::IdleStrategy;
+use tidegate_storage::config::{BackendChoice, LogConfig};
 
 use super::keys::Value;
 use super::{Config, FromValue};
@@ -330,6 +331,19 @@ impl Config {
     /// Whether a job's checkpoints are in a directory of its id under `execution.checkpointing.dir`.
     pub fn checkpoint_create_subdir(&self) -> bool {
         self.get("execution.checkpointing.create-subdir")
+    }
+
+    /// Bounds of each shard's log.
+    pub fn log_config(&self) -> LogConfig {
+        LogConfig {
+            file_size_bytes: self.get("tidegate.log.file-size"),
+            backend: match self.get::<&str>("tidegate.log.backend") {
+                "uring" => BackendChoice::Uring,
+                "blocking" => BackendChoice::Blocking,
+                _ => BackendChoice::Auto,
+            },
+            ..LogConfig::default()
+        }
     }
 
     /// Completed checkpoints that are kept, at least 1.

@@ -106,6 +106,10 @@ const ENGINE: &[Key] = &[
         "time in one turn after which the stall detector reports the task"),
     Key::new("tidegate.key-group-hash", Kind::Word(&["flink", "fast"]), "flink", Use,
         "hash from key to key group: Flink's, so that every key keeps its subtask, or a quicker one"),
+    Key::new("tidegate.log.file-size", Kind::Size { min: 64 << 10, max: 1 << 32, step: 4096 }, "64 mb", Use,
+        "bytes of one file of a shard's log; smaller ones are free again sooner, larger ones are switched less often"),
+    Key::new("tidegate.log.backend", Kind::Word(&["auto", "uring", "blocking"]), "auto", Use,
+        "what writes the log: io_uring, or a thread that blocks; auto takes what works in the directory"),
     Key::new("tidegate.source.strict-utf8", BOOL, "false", Use,
         "whether text that is not UTF-8 fails the job, rather than being replaced and counted"),
 ];

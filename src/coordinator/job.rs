@@ -7,29 +7,30 @@
 //!
 //! Readers of sources that must block have threads of their own, named by them.
 
+use super::attempt::Site;
+use super::checkpoint::{CheckpointStats, CheckpointsReport};
+use super::durable::Durable;
+use super::failure::CheckpointFailure;
 use super::probe::{Probe, memory_available};
-use super::restart::{RestartSettings, RestartStrategy};
-use super::state::{JobState, Machine, Order};
+use super::run::Coordinator;
+use super::state::JobState;
 use crate::api::JobGraph;
+use crate::checkpoint::CheckpointReport;
 use crate::config::{Config, ConfigError};
 use crate::graph::plan::{Plan, PlanConfig, PlanError};
-use crate::subtask::wire::{ShardLinks, doors, wire};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use crate::subtask::RestoreError;
+use std::path::PathBuf;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tidegate_shard::account::{ShardMetrics, SubtaskMetrics, TimeShares};
-use tidegate_shard::channel::doorbell::Sleeper;
-use tidegate_shard::channel::ring::Full;
-use tidegate_shard::config::{FlushInterval, TurnConfig};
-use tidegate_shard::driver::{Driver, EventFd, IdleStrategy, MonotonicClock};
-use tidegate_shard::memory::{Pool, Region, RegionError};
-use tidegate_shard::shard::{
-    Report, ReportSink, Room, Shard, ShardId, ShardMail, ShardMailer, ShardParts, shard_mail,
-};
+use tidegate_shard::driver::MonotonicClock;
+use tidegate_shard::memory::RegionError;
+use tidegate_shard::shard::{Report, ShardId};
 use tidegate_shard::task::{Clock, TaskIndex};
 use tidegate_shard::topology;
+use tidegate_storage::error::StorageError;
 
 /// What a job can fail with.
 #[derive(Debug, thiserror::Error)]
@@ -89,6 +90,31 @@ pub enum JobError {
         /// The causes, one after the other.
         cause: String,
     },
+    /// It failed, and its restart strategy says that it is not started again.
+    #[error("{cause} (recovery is suppressed by {strategy})")]
+    NoRestart {
+        /// The last failure.
+        cause: Box<JobError>,
+        /// The strategy and why.
+        strategy: String,
+    },
+    /// Too many checkpoints failed.
+    #[error("{0}")]
+    Checkpoint(CheckpointFailure),
+    /// The directory of the checkpoints, or what lies in it.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+    /// The state of a checkpoint does not fit the job.
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
+    /// A path that is no checkpoint of the job.
+    #[error("{}: is not a checkpoint to go on from; expected {expected}", path.display())]
+    From {
+        /// The path.
+        path: PathBuf,
+        /// What could stand there.
+        expected: String,
+    },
     /// The job was cancelled.
     #[error("the job was cancelled")]
     Canceled,
@@ -115,6 +141,10 @@ pub struct JobSummary {
     pub elapsed: Duration,
     /// The last counters of each subtask, in the plan's order.
     pub subtasks: Vec<SubtaskSnapshot>,
+    /// How often the job was started again.
+    pub restarts: u32,
+    /// All that is known of its checkpoints; `None` if it took none.
+    pub checkpoints: Option<Arc<CheckpointsReport>>,
 }
 
 /// Counters of a subtask at one moment.
@@ -166,20 +196,34 @@ pub struct SubtaskSnapshot {
 }
 
 /// What others may look at while the job runs.
-struct Shared {
-    name: String,
-    plan: Plan,
-    metrics: Vec<Arc<SubtaskMetrics>>,
-    shards: Vec<Arc<ShardMetrics>>,
-    clock: MonotonicClock,
+pub(super) struct Shared {
+    pub(super) name: String,
+    pub(super) plan: Plan,
+    /// Counters of each subtask and shard, over all attempts.
+    pub(super) metrics: Vec<Arc<SubtaskMetrics>>,
+    pub(super) shards: Vec<Arc<ShardMetrics>>,
+    pub(super) clock: MonotonicClock,
     started: Instant,
-    state: Mutex<JobState>,
+    view: Mutex<View>,
 }
 
-enum Message {
-    Report(ShardId, Report),
+/// What the coordinator tells of the job.
+#[derive(Clone)]
+struct View {
+    state: JobState,
+    restarts: u32,
+    checkpoints: Option<Arc<CheckpointsReport>>,
+}
+
+pub(super) enum Message {
+    /// A shard of this attempt.
+    Report(u32, ShardId, Report),
+    /// A subtask of this attempt.
+    Checkpoint(u32, CheckpointReport),
     Cancel,
     Stop,
+    /// Take a checkpoint now; the answer is its end.
+    Trigger(Sender<Arc<CheckpointStats>>),
     Probe(ShardId, TaskIndex, Sender<u64>),
 }
 
@@ -188,15 +232,6 @@ pub struct RunningJob {
     shared: Arc<Shared>,
     messages: Sender<Message>,
     thread: JoinHandle<Result<JobSummary, JobError>>,
-}
-
-struct Reports(Sender<Message>);
-
-impl ReportSink for Reports {
-    fn report(&self, shard: ShardId, report: Report) {
-        // The coordinator outlives its shards; if it is gone the process is ending.
-        let _ = self.0.send(Message::Report(shard, report));
-    }
 }
 
 /// The layout as configured, on `shards` shards.
@@ -212,13 +247,14 @@ pub fn plan_config(config: &Config, shards: u32) -> PlanConfig {
     }
 }
 
-fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> JobError {
+pub(super) fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> JobError {
     let what = what.into();
     move |cause| JobError::System { what, cause }
 }
 
 impl RunningJob {
-    /// Starts a job: maps memory, starts threads, sets up tasks. Returns when that is under way.
+    /// Starts a job: maps memory, starts threads, sets up tasks, from a checkpoint if the configuration names a
+    /// directory with one. Returns when that is under way.
     ///
     /// # Errors
     ///
@@ -227,7 +263,6 @@ impl RunningJob {
         let JobGraph { name, config, graph } = job;
         config.validate()?;
         let name = config.pipeline_name().unwrap_or(name);
-        let driver_kind = config.driver();
         Probe::log_once();
         let cores = topology::allowed_cores().map_err(system("cannot tell which cores may be used"))?;
         let count = config.shards().unwrap_or(cores.len() as u32);
@@ -239,64 +274,40 @@ impl RunningJob {
         }
         let (messages, inbox) = channel();
         let clock = MonotonicClock::of_process();
-        let (idle, turn) = (config.idle_strategy(), config.turn_config());
-        let mut shards = Vec::new();
-        let mut links = Vec::new();
-        for index in 0..count {
-            let core = cores[index as usize % cores.len()];
-            let setup = ShardSetup {
-                id: ShardId(index),
-                core,
-                turn: turn.clone(),
-                flush: plan.exchange.flush,
-                segments: plan.memory[index as usize].segments(),
-                segment_size: plan.exchange.segment_size_bytes,
-                overdraft: plan.memory[index as usize].overdraft,
-                shards: count,
-                idle,
-                clock,
-                driver: new_driver(driver_kind)?,
-            };
-            let (shard, link) = start_shard(setup, messages.clone())?;
-            shards.push(shard);
-            links.push(link);
-        }
-        let wired = wire(&plan, &graph, &links, None);
-        let sources = plan
-            .subtasks
-            .iter()
-            .filter(|s| plan.vertices[s.vertex.0 as usize].is_source)
-            .map(|s| (s.shard, s.task))
-            .collect();
-        let strategy = RestartStrategy::new(RestartSettings::Disabled, 0);
-        let machine = Machine::new(count as usize, plan.subtasks.len(), sources, strategy);
-        for (shard, deployments) in shards.iter_mut().zip(wired.deployments) {
-            let sent = shard.mailer.send(clock.now_ns(), ShardMail::Deploy(deployments));
-            assert!(sent.is_ok(), "the first mail of a shard finds room");
-        }
         let shared = Arc::new(Shared {
             name,
+            metrics: plan.subtasks.iter().map(|_| Arc::default()).collect(),
+            shards: (0..count).map(|_| Arc::default()).collect(),
             plan,
-            metrics: wired.metrics,
-            shards: shards.iter().map(|s| s.metrics.clone()).collect(),
             clock,
             started: Instant::now(),
-            state: Mutex::new(JobState::Created),
+            view: Mutex::new(View { state: JobState::Created, restarts: 0, checkpoints: None }),
         });
-        let coordinator = Coordinator {
-            machine,
-            shards,
-            shared: shared.clone(),
-            waiting: Vec::new(),
-            probes: Vec::new(),
-            stall_threshold: config.stall_threshold(),
-            stalls: vec![0; count as usize],
-            cancellation_timeout: config.cancellation_timeout(),
+        let site = Site { shared: shared.clone(), graph, config, cores, messages: messages.clone() };
+        let (started, result) = channel();
+        // All of it on that thread: its own log belongs to the thread that opens it.
+        let run = move || {
+            let begun = open_durable(&site.config, &site.shared.name)
+                .and_then(|durable| Coordinator::new(site, durable));
+            match begun {
+                Ok(coordinator) => {
+                    let _ = started.send(Ok(()));
+                    coordinator.run(&inbox)
+                }
+                Err(error) => {
+                    let _ = started.send(Err(error));
+                    Err(JobError::Canceled)
+                }
+            }
         };
         let thread = std::thread::Builder::new()
             .name("tidegate-coord".to_string())
-            .spawn(move || coordinator.run(&inbox))
+            .spawn(run)
             .map_err(system("cannot start the coordinator's thread"))?;
+        match result.recv() {
+            Ok(started) => started?,
+            Err(_) => std::panic::resume_unwind(thread.join().expect_err("it ended without an answer")),
+        }
         Ok(RunningJob { shared, messages, thread })
     }
 
@@ -312,7 +323,24 @@ impl RunningJob {
 
     /// What the job is doing.
     pub fn state(&self) -> JobState {
-        *self.shared.state.lock().expect("nobody panics with the state locked")
+        self.shared.view().state
+    }
+
+    /// How often the job was restarted.
+    pub fn restarts(&self) -> u32 {
+        self.shared.view().restarts
+    }
+
+    /// All that is known of the job's checkpoints; `None` if it takes none.
+    pub fn checkpoints(&self) -> Option<Arc<CheckpointsReport>> {
+        self.shared.view().checkpoints
+    }
+
+    /// Takes a checkpoint now and waits for its end; `None` if the job takes none, or ends first.
+    pub fn blocking_checkpoint(&self) -> Option<Arc<CheckpointStats>> {
+        let (answer, answered) = channel();
+        self.messages.send(Message::Trigger(answer)).ok()?;
+        answered.recv().ok()
     }
 
     /// Whether the job is over, so that [`wait`](Self::wait) returns at once.
@@ -328,6 +356,11 @@ impl RunningJob {
     /// Counters of each subtask now, in the plan's order.
     pub fn snapshot(&self) -> Vec<SubtaskSnapshot> {
         self.shared.snapshot()
+    }
+
+    /// Entries of keyed state in all subtasks, as they have booked them at the end of a turn.
+    pub fn state_entries(&self) -> u64 {
+        self.shared.metrics.iter().map(|m| m.state_entries.get()).sum()
     }
 
     /// Counters of each shard.
@@ -364,7 +397,25 @@ impl RunningJob {
 }
 
 impl Shared {
-    fn snapshot(&self) -> Vec<SubtaskSnapshot> {
+    fn view(&self) -> View {
+        self.view.lock().expect("nobody panics with the view locked").clone()
+    }
+
+    pub(super) fn show(
+        &self,
+        change: impl FnOnce(&mut JobState, &mut u32, &mut Option<Arc<CheckpointsReport>>),
+    ) {
+        let mut view = self.view.lock().expect("nobody panics with the view locked");
+        let View { state, restarts, checkpoints } = &mut *view;
+        change(state, restarts, checkpoints);
+    }
+
+    /// Time since the start.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    pub(super) fn snapshot(&self) -> Vec<SubtaskSnapshot> {
         let share = |used: u64, size: u64| if size == 0 { 0.0 } else { used as f64 / size as f64 };
         self.plan
             .subtasks
@@ -400,8 +451,13 @@ impl Shared {
             .collect()
     }
 
+    /// Index in the plan of a task.
+    pub(super) fn subtask_of(&self, shard: ShardId, task: TaskIndex) -> Option<usize> {
+        self.plan.subtasks.iter().position(|s| s.shard == shard && s.task == task)
+    }
+
     /// Vertex and number, from 1, of a task.
-    fn task_name(&self, shard: ShardId, task: TaskIndex) -> (String, u32, u32) {
+    pub(super) fn task_name(&self, shard: ShardId, task: TaskIndex) -> (String, u32, u32) {
         let planned = self.plan.subtasks.iter().find(|s| s.shard == shard && s.task == task);
         let planned = planned.expect("reports name tasks of the plan");
         let vertex = &self.plan.vertices[planned.vertex.0 as usize];
@@ -409,220 +465,17 @@ impl Shared {
     }
 }
 
-struct ShardSetup {
-    id: ShardId,
-    core: u32,
-    turn: TurnConfig,
-    flush: FlushInterval,
-    segments: u32,
-    segment_size: u32,
-    overdraft: u32,
-    shards: u32,
-    idle: IdleStrategy,
-    clock: MonotonicClock,
-    driver: Driver,
-}
-
-fn new_driver(kind: crate::config::Driver) -> Result<Driver, JobError> {
-    match kind {
-        crate::config::Driver::Thread => {
-            Ok(Driver::Thread(EventFd::new().map_err(system("cannot make an eventfd"))?))
-        }
-        #[cfg(feature = "glommio")]
-        crate::config::Driver::Glommio => Ok(Driver::Glommio(Arc::default())),
-        #[cfg(not(feature = "glommio"))]
-        crate::config::Driver::Glommio => Err(JobError::NoGlommio),
+/// Opens the directory of the job's checkpoints, if it takes any.
+fn open_durable(config: &Config, name: &str) -> Result<Option<Durable>, JobError> {
+    let recovery = config.recovery();
+    if recovery.is_none() && config.checkpoint_interval().is_none() {
+        return Ok(None);
     }
-}
-
-struct ShardHandle {
-    mailer: ShardMailer,
-    metrics: Arc<ShardMetrics>,
-    thread: Option<JoinHandle<()>>,
-}
-
-/// Starts a shard's thread; returns when its memory is mapped.
-fn start_shard(setup: ShardSetup, messages: Sender<Message>) -> Result<(ShardHandle, ShardLinks), JobError> {
-    let sleeper = Arc::new(Sleeper::new(setup.driver.wake()));
-    let doors = doors(setup.shards);
-    let (mailer, mailbox) = shard_mail(sleeper.clone());
-    let metrics = Arc::<ShardMetrics>::default();
-    let (mapped, region) = channel();
-    let id = setup.id;
-    let parts = (doors.clone(), sleeper.clone(), metrics.clone());
-    let run = move || {
-        if let Err(cause) = topology::pin(&[setup.core]) {
-            let what = format!("cannot pin shard {} to core {}", setup.id.0, setup.core);
-            let _ = mapped.send(Err(JobError::System { what, cause }));
-            return;
-        }
-        let driver = match setup.driver.seat() {
-            Ok(driver) => driver,
-            Err(cause) => {
-                let what = format!("cannot start the executor of shard {}", setup.id.0);
-                let _ = mapped.send(Err(JobError::System { what, cause }));
-                return;
-            }
-        };
-        // On the pinned thread, so that the memory is near its core.
-        let region = match Region::map(setup.segments, setup.segment_size) {
-            Ok(region) => Arc::new(region),
-            Err(cause) => {
-                let _ = mapped.send(Err(JobError::Memory { shard: setup.id.0, cause }));
-                return;
-            }
-        };
-        let pool = Pool::new(region.clone(), setup.overdraft);
-        let (doors, sleeper, metrics) = parts;
-        // Before anybody can look: a job that has started shows the whole pool, and free.
-        let usage = pool.usage();
-        metrics.pool_total.set(u64::from(usage.total));
-        metrics.pool_free.set(u64::from(usage.free));
-        if mapped.send(Ok(region)).is_err() {
-            return;
-        }
-        let reports = Box::new(Reports(messages));
-        let (room, service) = (Room { pool, local: None }, None);
-        let ShardSetup { id, turn, flush, idle, clock, .. } = setup;
-        let mut shard = Shard::new(
-            ShardParts { id, turn, flush, room, service, doors, sleeper, reports, metrics },
-            mailbox,
+    if recovery.is_none() {
+        tracing::info!(
+            "Checkpoints are kept in a temporary directory, and go with the process; execution.checkpointing.dir \
+             names one that stays."
         );
-        // A panic of user code is caught where tasks are run; any other is a bug of ours, and whoever waits
-        // for this shard would wait for ever.
-        if catch_unwind(AssertUnwindSafe(|| driver.run(&mut shard, &clock, idle))).is_err() {
-            std::process::abort();
-        }
-    };
-    let thread = std::thread::Builder::new()
-        .name(format!("tidegate-shard-{}", id.0))
-        .spawn(run)
-        .map_err(system(format!("cannot start the thread of shard {}", id.0)))?;
-    let region = region.recv().expect("the shard's thread answers before it ends")?;
-    let handle = ShardHandle { mailer, metrics, thread: Some(thread) };
-    Ok((handle, ShardLinks { region, doors, sleeper }))
-}
-
-struct Coordinator {
-    machine: Machine,
-    shards: Vec<ShardHandle>,
-    shared: Arc<Shared>,
-    /// Mail that a shard had no room for.
-    waiting: Vec<(usize, ShardMail)>,
-    probes: Vec<(ShardId, TaskIndex, Sender<u64>)>,
-    stall_threshold: Duration,
-    /// Start of the stall that was last reported, for each shard.
-    stalls: Vec<u64>,
-    cancellation_timeout: Duration,
-}
-
-impl Coordinator {
-    fn run(mut self, inbox: &Receiver<Message>) -> Result<JobSummary, JobError> {
-        let look = (self.stall_threshold / 2).clamp(Duration::from_millis(1), Duration::from_secs(1));
-        let mut stopping_since = None;
-        while !self.machine.is_over() {
-            let orders = match inbox.recv_timeout(look) {
-                Ok(Message::Report(shard, report)) => {
-                    if let Report::Probed(task, waited_ns) = report {
-                        self.answer_probe(shard, task, waited_ns);
-                    }
-                    self.machine.report(self.shared.clock.now_ns(), shard, report)
-                }
-                Ok(Message::Cancel) => self.machine.cancel(),
-                Ok(Message::Stop) => self.machine.stop(),
-                Ok(Message::Probe(shard, task, answer)) => {
-                    let sent_at_ns = self.shared.clock.now_ns();
-                    self.probes.push((shard, task, answer));
-                    vec![Order::Mail(shard, task, tidegate_shard::mailbox::Mail::Probe { sent_at_ns })]
-                }
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Vec::new(),
-            };
-            for order in orders {
-                match order {
-                    Order::ShutDown => {
-                        stopping_since = Some(Instant::now());
-                        for shard in 0..self.shards.len() {
-                            self.send(shard, ShardMail::Shutdown);
-                        }
-                    }
-                    Order::Deploy => unreachable!("the strategy says that there is no restart"),
-                    Order::Mail(shard, task, mail) => {
-                        self.send(shard.0 as usize, ShardMail::Task(task, mail))
-                    }
-                }
-            }
-            for (shard, mail) in std::mem::take(&mut self.waiting) {
-                self.send(shard, mail);
-            }
-            *self.shared.state.lock().expect("nobody panics with the state locked") = self.machine.state();
-            self.look_for_stalls();
-            if stopping_since.is_some_and(|since: Instant| since.elapsed() > self.cancellation_timeout) {
-                return Err(self.stuck());
-            }
-        }
-        for shard in &mut self.shards {
-            if let Some(thread) = shard.thread.take() {
-                // A panic there has ended the process.
-                let _ = thread.join();
-            }
-        }
-        let summary = JobSummary { elapsed: self.shared.started.elapsed(), subtasks: self.shared.snapshot() };
-        match (self.machine.state(), self.machine.failure()) {
-            (_, Some((shard, task, failure))) => {
-                let (vertex, subtask, parallelism) = self.shared.task_name(*shard, *task);
-                let (operator, cause) = (failure.operator.clone(), failure.cause.clone());
-                let operator = operator.filter(|operator| *operator != vertex);
-                Err(JobError::Task { vertex, subtask, parallelism, operator, cause })
-            }
-            (JobState::Finished, None) => Ok(summary),
-            _ => Err(JobError::Canceled),
-        }
     }
-
-    fn send(&mut self, shard: usize, mail: ShardMail) {
-        if let Err(Full(mail)) = self.shards[shard].mailer.send(self.shared.clock.now_ns(), mail) {
-            self.waiting.push((shard, mail));
-        }
-    }
-
-    fn answer_probe(&mut self, shard: ShardId, task: TaskIndex, waited_ns: u64) {
-        if let Some(index) = self.probes.iter().position(|(s, t, _)| (*s, *t) == (shard, task)) {
-            let _ = self.probes.swap_remove(index).2.send(waited_ns);
-        }
-    }
-
-    /// Names the task of each shard that has been held for longer than the threshold, once a stall.
-    fn look_for_stalls(&mut self) {
-        let now_ns = self.shared.clock.now_ns();
-        for (index, (shard, reported)) in self.shared.shards.iter().zip(&mut self.stalls).enumerate() {
-            let since_ns = shard.running_since_ns.get();
-            let task = shard.running_task.get();
-            let held = Duration::from_nanos(now_ns.saturating_sub(since_ns));
-            if task == 0 || held < self.stall_threshold || *reported == since_ns {
-                continue;
-            }
-            *reported = since_ns;
-            let task = TaskIndex(task as u32 - 1);
-            let (vertex, subtask, parallelism) = self.shared.task_name(ShardId(index as u32), task);
-            tracing::warn!(
-                shard = index,
-                "{vertex} ({subtask}/{parallelism}) has held shard {index} for {} ms: no mail, timer or other \
-                 task of the shard runs meanwhile; user code must not block",
-                held.as_millis()
-            );
-        }
-    }
-
-    fn stuck(&self) -> JobError {
-        let now_ns = self.shared.clock.now_ns();
-        let held = self.shared.shards.iter().enumerate().find(|(_, shard)| shard.running_task.get() != 0);
-        let (index, held_ns, task) = match held {
-            Some((index, shard)) => {
-                (index, now_ns.saturating_sub(shard.running_since_ns.get()), shard.running_task.get() - 1)
-            }
-            None => (0, self.cancellation_timeout.as_nanos() as u64, 0),
-        };
-        let (vertex, subtask, _) = self.shared.task_name(ShardId(index as u32), TaskIndex(task as u32));
-        JobError::Stuck { shard: index as u32, vertex, subtask, held: Duration::from_nanos(held_ns) }
-    }
+    Durable::open(recovery.as_ref(), name, config.log_config(), config.checkpoints_retained()).map(Some)
 }

@@ -142,7 +142,7 @@ impl LogicalGraph {
     /// job.
     pub fn operator_id(&self, vertex: usize, operator: usize) -> String {
         let info = &self.vertices[vertex].operators[operator];
-        info.uid.clone().unwrap_or_else(|| format!("{vertex}.{operator} {}", info.kind))
+        info.uid.clone().unwrap_or_else(|| format!("{vertex}.{operator}:{}", info.name))
     }
 
     /// Vertex and index of the operator that checkpoints name so.

@@ -1,12 +1,11 @@
 //! `connect`: one operator with two inputs of different types, which share state.
 
 use super::chain::Chain;
-use super::keyed::KeyedState;
 use super::output::failure;
 use super::{Collector, Control, Lifecycle, OperatorFailure, Output, Step};
 use crate::record::{KeySelector, Record, Timestamp};
 use crate::source::SourceError;
-use crate::state::StateKey;
+use crate::state::{KeyedState, OwnState, StateKey, StateValue};
 use crate::subtask::{Inputs, SubtaskContext, TwoInput, TwoInputTask};
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -26,8 +25,15 @@ pub trait Sides<A: Record, B: Record, U: Record>: Clone + Send + Sync + 'static 
         Inputs::Both
     }
 
-    /// State before the first record.
-    fn state(&self, cx: &SubtaskContext) -> Self::State;
+    /// State before the first record, of the operator at this index of its vertex.
+    ///
+    /// # Errors
+    ///
+    /// State of a checkpoint that cannot be read.
+    fn state(&self, cx: &SubtaskContext, operator: usize) -> Result<Self::State, TaskFailure>;
+
+    /// The state's part of what a checkpoint asks for.
+    fn lifecycle(state: &mut Self::State, event: &mut Lifecycle<'_, '_>);
 
     /// Takes a record of the first input.
     fn first(&mut self, state: &mut Self::State, record: A::Ref<'_>, out: &mut Output<'_, U>);
@@ -49,7 +55,7 @@ where
     B: Record,
     U: Record,
     K: StateKey,
-    S: Copy + Default + 'static,
+    S: StateValue,
     KA: for<'a> KeySelector<'a, A, K> + Clone + Send + Sync + 'static,
     KB: for<'a> KeySelector<'a, B, K> + Clone + Send + Sync + 'static,
     FA: for<'a> FnMut(A::Ref<'a>, &mut S, &mut Output<'_, U>) + Clone + Send + Sync + 'static,
@@ -57,8 +63,12 @@ where
 {
     type State = KeyedState<K, S>;
 
-    fn state(&self, cx: &SubtaskContext) -> Self::State {
-        KeyedState::new(cx)
+    fn state(&self, cx: &SubtaskContext, operator: usize) -> Result<Self::State, TaskFailure> {
+        KeyedState::new(cx, operator)
+    }
+
+    fn lifecycle(state: &mut Self::State, event: &mut Lifecycle<'_, '_>) {
+        state.lifecycle(event);
     }
 
     #[inline(always)]
@@ -86,26 +96,31 @@ where
     B: Record,
     U: Record,
     K: StateKey,
-    S: Copy + Default + 'static,
-    W: Default + Clone + 'static,
+    S: StateValue,
+    W: Record + Default,
     KA: for<'a> KeySelector<'a, A, K> + Clone + Send + Sync + 'static,
     FA: for<'a> FnMut(A::Ref<'a>, &mut S, &W, &mut Output<'_, U>) + Clone + Send + Sync + 'static,
     FB: for<'a> FnMut(B::Ref<'a>, &mut W, &mut Output<'_, U>) + Clone + Send + Sync + 'static,
 {
-    type State = (KeyedState<K, S>, W);
+    type State = (KeyedState<K, S>, OwnState<W>);
 
-    fn state(&self, cx: &SubtaskContext) -> Self::State {
-        (KeyedState::new(cx), W::default())
+    fn state(&self, cx: &SubtaskContext, operator: usize) -> Result<Self::State, TaskFailure> {
+        Ok((KeyedState::new(cx, operator)?, OwnState::new(cx, operator)?))
+    }
+
+    fn lifecycle((keyed, wide): &mut Self::State, event: &mut Lifecycle<'_, '_>) {
+        keyed.lifecycle(event);
+        wide.lifecycle(event);
     }
 
     #[inline(always)]
     fn first(&mut self, (keyed, wide): &mut Self::State, record: A::Ref<'_>, out: &mut Output<'_, U>) {
-        (self.f.0)(record, keyed.entry((self.key)(record)), wide, out);
+        (self.f.0)(record, keyed.entry((self.key)(record)), &wide.value, out);
     }
 
     #[inline(always)]
     fn second(&mut self, (_, wide): &mut Self::State, record: B::Ref<'_>, out: &mut Output<'_, U>) {
-        (self.f.1)(record, wide, out);
+        (self.f.1)(record, &mut wide.value, out);
     }
 }
 
@@ -120,24 +135,28 @@ where
     A: Record,
     B: Record,
     U: Record,
-    S: Default + Clone + 'static,
+    S: Record + Default,
     FA: for<'a> FnMut(A::Ref<'a>, &mut S, &mut Output<'_, U>) + Clone + Send + Sync + 'static,
     FB: for<'a> FnMut(B::Ref<'a>, &mut S, &mut Output<'_, U>) + Clone + Send + Sync + 'static,
 {
-    type State = S;
+    type State = OwnState<S>;
 
-    fn state(&self, _: &SubtaskContext) -> S {
-        S::default()
+    fn state(&self, cx: &SubtaskContext, operator: usize) -> Result<Self::State, TaskFailure> {
+        OwnState::new(cx, operator)
+    }
+
+    fn lifecycle(state: &mut Self::State, event: &mut Lifecycle<'_, '_>) {
+        state.lifecycle(event);
     }
 
     #[inline(always)]
-    fn first(&mut self, state: &mut S, record: A::Ref<'_>, out: &mut Output<'_, U>) {
-        (self.f.0)(record, state, out);
+    fn first(&mut self, state: &mut Self::State, record: A::Ref<'_>, out: &mut Output<'_, U>) {
+        (self.f.0)(record, &mut state.value, out);
     }
 
     #[inline(always)]
-    fn second(&mut self, state: &mut S, record: B::Ref<'_>, out: &mut Output<'_, U>) {
-        (self.f.1)(record, state, out);
+    fn second(&mut self, state: &mut Self::State, record: B::Ref<'_>, out: &mut Output<'_, U>) {
+        (self.f.1)(record, &mut state.value, out);
     }
 }
 
@@ -148,34 +167,40 @@ pub struct Selecting<X, G> {
     pub(crate) wants: G,
 }
 
-impl<A, B, U, X, G> Sides<A, B, U> for Selecting<X, G>
+impl<A, B, U, S, FA, FB, G> Sides<A, B, U> for Selecting<PerSubtask<S, FA, FB>, G>
 where
     A: Record,
     B: Record,
     U: Record,
-    X: Sides<A, B, U>,
-    G: Fn(&X::State) -> Inputs + Clone + Send + Sync + 'static,
+    S: Record + Default,
+    FA: for<'a> FnMut(A::Ref<'a>, &mut S, &mut Output<'_, U>) + Clone + Send + Sync + 'static,
+    FB: for<'a> FnMut(B::Ref<'a>, &mut S, &mut Output<'_, U>) + Clone + Send + Sync + 'static,
+    G: Fn(&S) -> Inputs + Clone + Send + Sync + 'static,
 {
-    type State = X::State;
+    type State = OwnState<S>;
 
     const SELECTS: bool = true;
 
-    fn wants(&self, state: &X::State) -> Inputs {
-        (self.wants)(state)
+    fn wants(&self, state: &Self::State) -> Inputs {
+        (self.wants)(&state.value)
     }
 
-    fn state(&self, cx: &SubtaskContext) -> X::State {
-        self.sides.state(cx)
+    fn state(&self, cx: &SubtaskContext, operator: usize) -> Result<Self::State, TaskFailure> {
+        OwnState::new(cx, operator)
+    }
+
+    fn lifecycle(state: &mut Self::State, event: &mut Lifecycle<'_, '_>) {
+        state.lifecycle(event);
     }
 
     #[inline(always)]
-    fn first(&mut self, state: &mut X::State, record: A::Ref<'_>, out: &mut Output<'_, U>) {
-        self.sides.first(state, record, out);
+    fn first(&mut self, state: &mut Self::State, record: A::Ref<'_>, out: &mut Output<'_, U>) {
+        Sides::<A, B, U>::first(&mut self.sides, state, record, out);
     }
 
     #[inline(always)]
-    fn second(&mut self, state: &mut X::State, record: B::Ref<'_>, out: &mut Output<'_, U>) {
-        self.sides.second(state, record, out);
+    fn second(&mut self, state: &mut Self::State, record: B::Ref<'_>, out: &mut Output<'_, U>) {
+        Sides::<A, B, U>::second(&mut self.sides, state, record, out);
     }
 }
 
@@ -259,6 +284,7 @@ impl<A: Record, B: Record, U: Record, X: Sides<A, B, U>, C: Collector<U>> Collec
     }
 
     fn lifecycle(&mut self, event: &mut Lifecycle<'_, '_>) {
+        X::lifecycle(&mut self.state, event);
         self.next.lifecycle(event);
     }
 
@@ -296,7 +322,7 @@ impl<A: Record, B: Record, U: Record, X: Sides<A, B, U>> Chain<U> for ConnectCha
         next: C,
     ) -> Result<Box<dyn Task>, TaskFailure> {
         let head = Connect {
-            state: self.sides.state(cx),
+            state: self.sides.state(cx, self.operator)?,
             sides: self.sides.clone(),
             next,
             name: cx.operator_name(self.operator),

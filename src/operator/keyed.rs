@@ -6,17 +6,16 @@
 use super::chain::Chain;
 use super::output::failure;
 use super::{Batch, Collector, Control, Lifecycle, OperatorFailure, Output, Step, Wait};
-use crate::graph::key_group::Assigner;
 use crate::record::{KeySelector, NO_TIMESTAMP, Record, Timestamp};
 use crate::source::SourceError;
-use crate::state::StateKey;
+use crate::state::{KeyedState, StateKey, StateValue};
 use crate::subtask::{ReaderTask, SubtaskContext};
 use std::marker::PhantomData;
 use std::sync::Arc;
 use tidegate_shard::account::SubtaskMetrics;
 use tidegate_shard::output::ResultPartition;
 use tidegate_shard::task::{Task, TaskFailure};
-use tidegate_storage::table::{Cursor, Table, TableKey};
+use tidegate_storage::table::Cursor;
 
 /// Records whose entries are fetched together.
 pub(crate) const BATCH: usize = 64;
@@ -48,60 +47,6 @@ impl Answer for Wait {
     #[inline(always)]
     fn wait(self) -> Wait {
         self
-    }
-}
-
-/// State of one subtask, divided by key group.
-pub struct KeyedState<K: StateKey, S: Copy + 'static> {
-    table: Table<K::Table, S>,
-    assigner: Assigner,
-    scratch: Vec<u8>,
-}
-
-impl<K: StateKey, S: Copy + Default + 'static> KeyedState<K, S> {
-    pub(crate) fn new(cx: &SubtaskContext) -> Self {
-        let assigner = cx.assigner();
-        let range = assigner.range(cx.info().subtask);
-        KeyedState {
-            table: Table::new(u32::from(*range.start())..u32::from(*range.end()) + 1),
-            assigner,
-            scratch: Vec::new(),
-        }
-    }
-
-    /// The value of a key, its default if it had none.
-    #[inline(always)]
-    pub fn entry(&mut self, key: K::Ref<'_>) -> &mut S {
-        let group = self.assigner.group(K::java_hash(key));
-        let table = &mut self.table;
-        K::with_table(key, &mut self.scratch, |key| table.entry(group, key, S::default))
-    }
-
-    /// The value of a key whose group is known.
-    #[inline(always)]
-    fn entry_of(&mut self, group: u32, key: K::Ref<'_>) -> &mut S {
-        let table = &mut self.table;
-        K::with_table(key, &mut self.scratch, |key| table.entry(group, key, S::default))
-    }
-
-    /// Hash of a key, having asked for its slot.
-    #[inline(always)]
-    fn approach(&mut self, group: u32, key: K::Ref<'_>) -> u64 {
-        let hash = K::with_table(key, &mut self.scratch, |key| <K::Table as TableKey>::hash(key));
-        self.table.prefetch(group, hash);
-        hash
-    }
-
-    /// The value of a key whose group and hash are known.
-    #[inline(always)]
-    fn entry_hashed(&mut self, group: u32, hash: u64, key: K::Ref<'_>) -> &mut S {
-        let table = &mut self.table;
-        K::with_table(key, &mut self.scratch, |key| table.entry_hashed(group, hash, key, S::default))
-    }
-
-    fn book(&self, metrics: &SubtaskMetrics) {
-        metrics.state_entries.set(self.table.len() as u64);
-        metrics.state_bytes.set(self.table.memory_bytes() as u64);
     }
 }
 
@@ -142,7 +87,7 @@ where
 }
 
 /// `process` on a keyed stream: a function of record and state.
-pub struct KeyedProcess<T, K: StateKey, S: Copy + 'static, U, KF, F, E, R, C> {
+pub struct KeyedProcess<T, K: StateKey, S: StateValue, U, KF, F, E, R, C> {
     key: KF,
     f: F,
     at_end: E,
@@ -160,7 +105,7 @@ impl<T, K, S, U, KF, F, E, R, C> KeyedProcess<T, K, S, U, KF, F, E, R, C>
 where
     T: Record,
     K: StateKey,
-    S: Copy + Default + 'static,
+    S: StateValue,
     U: Record,
     KF: for<'a> KeySelector<'a, T, K>,
     F: for<'a> FnMut(T::Ref<'a>, &mut S, &mut Output<'_, U>) -> R,
@@ -179,9 +124,9 @@ where
     fn collect_part<'a>(&mut self, batch: impl Batch<'a, T>, times: &[Timestamp]) -> usize {
         let mut groups = [0; BATCH];
         let groups = &mut groups[..batch.len()];
-        self.state.assigner.groups(batch.records(), |record| K::java_hash((self.key)(record)), groups);
+        self.state.assigner().groups(batch.records(), |record| K::java_hash((self.key)(record)), groups);
         let groups = &*groups;
-        if self.state.table.is_small() {
+        if self.state.is_small() {
             for (taken, (record, group)) in batch.records().zip(groups).enumerate() {
                 if !self.ready_for_more() {
                     return taken;
@@ -219,7 +164,7 @@ impl<T, K, S, U, KF, F, E, R, C> Collector<T> for KeyedProcess<T, K, S, U, KF, F
 where
     T: Record,
     K: StateKey,
-    S: Copy + Default + 'static,
+    S: StateValue,
     U: Record,
     KF: for<'a> KeySelector<'a, T, K>,
     F: for<'a> FnMut(T::Ref<'a>, &mut S, &mut Output<'_, U>) -> R,
@@ -282,7 +227,7 @@ where
                 if failed.is_some() || !next.ready() {
                     return Step::Pending;
                 }
-                let Some((_, key, value)) = state.table.next(end_cursor) else { return next.finish() };
+                let Some((key, value)) = state.next(end_cursor) else { return next.finish() };
                 let mut scratch = K::Scratch::default();
                 let mut cause = None;
                 match K::from_table(key, &mut scratch) {
@@ -302,6 +247,7 @@ where
     }
 
     fn lifecycle(&mut self, event: &mut Lifecycle<'_, '_>) {
+        self.state.lifecycle(event);
         self.next.lifecycle(event);
     }
 
@@ -345,7 +291,7 @@ impl<T, K, S, U, KF, F, E, R> Chain<U> for KeyedProcessChain<T, K, S, U, KF, F, 
 where
     T: Record,
     K: StateKey,
-    S: Copy + Default + 'static,
+    S: StateValue,
     U: Record,
     KF: for<'a> KeySelector<'a, T, K> + Clone + Send + Sync + 'static,
     F: for<'a> FnMut(T::Ref<'a>, &mut S, &mut Output<'_, U>) -> R + Clone + Send + Sync + 'static,
@@ -361,7 +307,7 @@ where
             key: self.key.clone(),
             f: self.f.clone(),
             at_end: self.at_end.clone(),
-            state: KeyedState::<K, S>::new(cx),
+            state: KeyedState::<K, S>::new(cx, self.operator)?,
             end_cursor: Cursor::default(),
             next,
             name: cx.operator_name(self.operator),

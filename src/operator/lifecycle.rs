@@ -33,14 +33,16 @@ pub struct Snapshot {
     pub base: u64,
     /// Whether all input has ended and everything was emitted.
     pub finished: bool,
+    /// Whether everything is to be written, rather than what changed since `base`.
+    pub full: bool,
     operators: Vec<(usize, SubtaskState)>,
     failure: Option<(String, SourceError)>,
 }
 
 impl Snapshot {
     /// Of nothing yet.
-    pub(crate) fn new(checkpoint: u64, base: u64, finished: bool) -> Self {
-        Snapshot { checkpoint, base, finished, operators: Vec::new(), failure: None }
+    pub(crate) fn new(checkpoint: u64, base: u64, finished: bool, full: bool) -> Self {
+        Snapshot { checkpoint, base, finished, full, operators: Vec::new(), failure: None }
     }
 
     /// Where an operator's state is gathered; `operator` is its index in the vertex.

@@ -179,6 +179,61 @@ impl<const N: usize> Record for [u8; N] {
     }
 }
 
+macro_rules! number_arrays {
+    ($($type:ty),+) => {$(
+        /// By value: one number after the other, little-endian.
+        impl<const N: usize> Record for [$type; N] {
+            type Ref<'a> = [$type; N];
+            type Scratch = ();
+            const STRIDE: Option<u32> = {
+                assert!(N * size_of::<$type>() <= u32::MAX as usize, "a record takes less than 4 GiB");
+                if N == 0 { None } else { Some((N * size_of::<$type>()) as u32) }
+            };
+
+            #[inline(always)]
+            fn view(&self) -> Self {
+                *self
+            }
+
+            #[inline(always)]
+            fn from_view(view: Self) -> Self {
+                view
+            }
+
+            #[inline(always)]
+            fn encoded_len(_view: Self) -> Option<usize> {
+                Some(N * size_of::<$type>())
+            }
+
+            #[inline(always)]
+            fn encode(view: Self, out: &mut [u8]) {
+                for (number, out) in view.iter().zip(out.chunks_exact_mut(size_of::<$type>())) {
+                    out.copy_from_slice(&number.to_le_bytes());
+                }
+            }
+
+            #[inline(always)]
+            fn encode_to_vec(view: Self, out: &mut Vec<u8>) {
+                view.iter().for_each(|number| out.extend_from_slice(&number.to_le_bytes()));
+            }
+
+            #[inline(always)]
+            fn decode<'a>(bytes: &'a [u8], _scratch: &'a mut ()) -> Result<Self, DecodeError> {
+                if bytes.len() != N * size_of::<$type>() {
+                    return Err(DecodeError::wrong_length::<Self>(bytes.len(), N * size_of::<$type>()));
+                }
+                let mut numbers = bytes.chunks_exact(size_of::<$type>());
+                Ok(std::array::from_fn(|_| {
+                    let number = numbers.next().expect("as many as the length says");
+                    <$type>::from_le_bytes(number.try_into().expect("chunks of its size"))
+                }))
+            }
+        }
+    )+};
+}
+
+number_arrays!(u16, u32, u64, i16, i32, i64, f32, f64);
+
 /// The stride of a record whose fields have these strides, for a [`fixed_record!`](crate::fixed_record).
 ///
 /// # Panics

@@ -1,5 +1,12 @@
 //! Keyed state: how a key and its value lie in the tables of `storage`.
 
+mod keyed;
+mod own;
+
+pub(crate) use keyed::encode;
+pub use keyed::{KeyedState, Plain, StateValue};
+pub use own::OwnState;
+
 use crate::record::{DecodeError, Key, Record};
 use tidegate_storage::table::{Bytes, Fixed, TableKey};
 

@@ -9,23 +9,32 @@ use tidegate_storage::log::writer::LogWriter;
 /// A shard's end of the log. All its tasks append to it, and what they ask to be made durable at about the same
 /// time shares a write and a sync.
 #[derive(Clone)]
-pub struct SharedLog(Rc<RefCell<LogWriter>>);
+pub struct SharedLog {
+    writer: Rc<RefCell<LogWriter>>,
+    /// Whether completions wake the shard; else it has to look.
+    wakes: bool,
+    looked_ns: u64,
+}
+
+/// How often a shard that completions do not wake looks for them, in nanoseconds.
+const LOOK_NS: u64 = 100_000;
 
 impl SharedLog {
-    /// Shares `writer` among the tasks of this thread.
-    pub fn new(writer: LogWriter) -> Self {
-        SharedLog(Rc::new(RefCell::new(writer)))
+    /// Shares `writer` among the tasks of this thread; whether its completions wake the shard.
+    pub fn new(writer: LogWriter, wakes: bool) -> Self {
+        SharedLog { writer: Rc::new(RefCell::new(writer)), wakes, looked_ns: 0 }
     }
 
     /// The writer, for a step.
     pub(super) fn writer(&self) -> RefMut<'_, LogWriter> {
-        self.0.borrow_mut()
+        self.writer.borrow_mut()
     }
 }
 
 impl Service for SharedLog {
     fn poll(&mut self, now_ns: u64) -> bool {
-        let mut writer = self.0.borrow_mut();
+        self.looked_ns = now_ns;
+        let mut writer = self.writer.borrow_mut();
         if !writer.is_busy() {
             return false;
         }
@@ -39,6 +48,7 @@ impl Service for SharedLog {
     }
 
     fn deadline_ns(&self) -> Option<u64> {
-        self.0.borrow().next_deadline().map(|at| at.as_nanos() as u64)
+        let deadline = self.writer.borrow().next_deadline()?;
+        Some(if self.wakes { deadline.as_nanos() as u64 } else { self.looked_ns + LOOK_NS })
     }
 }

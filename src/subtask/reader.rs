@@ -524,6 +524,7 @@ impl Channels {
         metrics.floating_used.set(u64::from(usage.floating_used));
         metrics.floating_size.set(u64::from(usage.floating_size));
         metrics.input_queue_length.set(u64::from(usage.queued));
+        metrics.input_on_the_way.set(u64::from(usage.on_the_way));
     }
 
     pub fn rung(&mut self, port: Port) -> bool {

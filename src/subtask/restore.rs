@@ -109,7 +109,7 @@ impl Restored {
     }
 
     /// A reader of the log, for one task.
-    pub(super) fn reader(&self) -> LogReader {
+    pub(crate) fn reader(&self) -> LogReader {
         LogReader::new(self.directory.clone(), self.checkpoint.lineage, ReadMode::Cached)
     }
 }
@@ -155,10 +155,9 @@ impl RestoredSubtask {
             .collect()
     }
 
-    /// The keyed state of all subtasks of an operator: for each its number and its deltas.
-    pub fn keyed(&self, operator: usize) -> Vec<(u32, &[StateRef])> {
-        let state = self.all.operator(self.vertex, operator);
-        let subtasks = state.map(|state| &state.subtasks[..]).unwrap_or_default();
-        subtasks.iter().map(|own| (own.subtask, &own.keyed[..])).collect()
+    /// How many subtasks an operator had, and for each that has keyed state its number and its deltas.
+    pub fn keyed(&self, operator: usize) -> Option<(u32, impl Iterator<Item = (u32, &[StateRef])>)> {
+        let state = self.all.operator(self.vertex, operator)?;
+        Some((state.parallelism, state.subtasks.iter().map(|own| (own.subtask, &own.keyed[..]))))
     }
 }

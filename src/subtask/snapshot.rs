@@ -36,6 +36,8 @@ pub struct CheckpointSeat {
     pub inline_max: usize,
     /// Whether a subtask whose input has ended waits for one more checkpoint.
     pub waits_at_end: bool,
+    /// Whether a checkpoint writes what changed since the last complete one, rather than everything.
+    pub incremental: bool,
 }
 
 /// Where a checkpoint is that this subtask has passed.
@@ -85,6 +87,10 @@ impl Checkpoints {
 
     pub fn waits_at_end(&self) -> bool {
         self.seat.waits_at_end
+    }
+
+    pub fn writes_all(&self) -> bool {
+        !self.seat.incremental
     }
 
     pub fn trigger(&mut self, barrier: Barrier) {

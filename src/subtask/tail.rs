@@ -231,7 +231,8 @@ impl<T: Record, C: Collector<T>> Tail<T, C> {
         self.next.lifecycle(&mut Lifecycle::PreBarrier(checkpoint.0));
         let event = Event::Barrier(aligned.barrier.clone());
         self.next.outputs(&mut |partition| partition.broadcast_event(&event));
-        let mut snapshot = Snapshot::new(checkpoint.0, base, self.phase == Phase::Final);
+        let mut snapshot =
+            Snapshot::new(checkpoint.0, base, self.phase == Phase::Final, checkpoints.writes_all());
         more(&mut snapshot);
         self.next.lifecycle(&mut Lifecycle::Snapshot(&mut snapshot));
         if !checkpoints.began(aligned, began_ns, clock.now_ns(), snapshot) {

@@ -44,16 +44,10 @@ pub struct WireCheckpoints {
     pub inline_max: usize,
     /// Whether subtasks whose input has ended wait for one more checkpoint.
     pub waits_at_end: bool,
+    /// Whether a checkpoint writes what changed since the last complete one.
+    pub incremental: bool,
     /// What the attempt goes on from.
     pub restored: Option<Arc<Restored>>,
-}
-
-/// A plan, wired.
-pub struct Wired {
-    /// What each shard is to set up.
-    pub deployments: Vec<Vec<Deployment>>,
-    /// Counters of each subtask, in the plan's order.
-    pub metrics: Vec<Arc<SubtaskMetrics>>,
 }
 
 struct Draft {
@@ -74,15 +68,17 @@ impl Slots {
     }
 }
 
-/// Makes the channels of a plan and hands their ends to its subtasks.
+/// Makes the channels of a plan and hands their ends to its subtasks: what each shard is to set up. `metrics` are
+/// the counters of each subtask, in the plan's order.
 ///
 /// With `checkpoints`, each shard's [`SharedLog`] must be in its [`Room`].
 pub fn wire(
     plan: &Plan,
     graph: &LogicalGraph,
     links: &[ShardLinks],
+    metrics: &[Arc<SubtaskMetrics>],
     checkpoints: Option<&WireCheckpoints>,
-) -> Wired {
+) -> Vec<Vec<Deployment>> {
     let exchange = Arc::new(plan.exchange.clone());
     let shards = links.len();
     let mut slots = Slots(vec![vec![0; shards + 1]; shards]);
@@ -112,9 +108,8 @@ pub fn wire(
         output.senders.push(sender);
         drafts[planned.from].ports.push((to_shard, return_slot, port));
     }
-    let metrics: Vec<Arc<SubtaskMetrics>> = plan.subtasks.iter().map(|_| Arc::default()).collect();
     let mut deployments: Vec<Vec<Deployment>> = (0..shards).map(|_| Vec::new()).collect();
-    for (number, ((planned, draft), metrics)) in plan.subtasks.iter().zip(drafts).zip(&metrics).enumerate() {
+    for (number, ((planned, draft), metrics)) in plan.subtasks.iter().zip(drafts).zip(metrics).enumerate() {
         let shard = planned.shard.0 as usize;
         let Draft { gate, outputs, mut ports } = draft;
         ports.push((shards, planned.task.0, Port::Waker));
@@ -138,6 +133,7 @@ pub fn wire(
             reports: checkpoints.reports.clone(),
             inline_max: checkpoints.inline_max,
             waits_at_end: checkpoints.waits_at_end,
+            incremental: checkpoints.incremental,
         });
         let restored = checkpoints
             .and_then(|checkpoints| checkpoints.restored.clone())
@@ -167,7 +163,7 @@ pub fn wire(
         let deployment = Deployment { task: planned.task, make, ports, metrics: metrics.clone() };
         deployments[shard].push(deployment);
     }
-    Wired { deployments, metrics }
+    deployments
 }
 
 fn drafts(plan: &Plan) -> Vec<Draft> {

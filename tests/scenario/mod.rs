@@ -1,5 +1,6 @@
 //! The scenarios.
 
+mod checkpoints;
 mod configuration;
 mod demos;
 mod drivers;

@@ -78,6 +78,12 @@ impl Grants {
         (announced.wrapping_sub(self.granted) as i32).max(0) as u32
     }
 
+    /// How many of the `announced` buffers were not taken from the ring.
+    #[inline]
+    pub fn behind(&self, announced: u32) -> u32 {
+        (announced.wrapping_sub(self.received) as i32).max(0) as u32
+    }
+
     /// Permits that are out: granted and not yet returned.
     pub fn outstanding(&self) -> u32 {
         self.granted.wrapping_sub(self.returned)

@@ -399,6 +399,12 @@ impl Receiver {
         self.grants.short_of(self.words.sender.announced.load(Ordering::Relaxed))
     }
 
+    /// Buffers on their way: in the ring, and those that the sender says it holds back.
+    #[inline]
+    pub fn on_the_way(&self) -> u32 {
+        self.grants.behind(self.words.sender.announced.load(Ordering::Relaxed))
+    }
+
     /// Items that this side knows to wait in the ring.
     pub fn waiting(&self) -> u32 {
         self.data.known_len() as u32

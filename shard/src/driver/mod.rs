@@ -10,7 +10,7 @@ use crate::shard::{Outcome, Shard};
 use crate::task::Clock;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -67,6 +67,11 @@ impl EventFd {
         }
         // SAFETY: the descriptor is fresh and ours alone.
         Ok(Arc::new(EventFd(unsafe { File::from_raw_fd(fd) })))
+    }
+
+    /// The descriptor, for those who wake through it from elsewhere.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 
     /// Sleeps until woken or, if given, for `timeout_ns` nanoseconds.

@@ -42,6 +42,8 @@ pub(super) struct InputChannel {
     pub lent: u32,
     /// Buffers and events in the ring and at the reader, as the gate has counted them.
     pub counted: u32,
+    /// Buffers in the ring and at the sender, as the gate has counted them.
+    pub counted_on_the_way: u32,
     /// Whether the channel is in the gate's list of those that want floating permits.
     pub wants: bool,
     /// Whether the channel is in the gate's ready list.
@@ -59,6 +61,7 @@ impl InputChannel {
             assembly_len: 0,
             lent: 0,
             counted: 0,
+            counted_on_the_way: 0,
             wants: false,
             ready: false,
             to_publish: false,

@@ -47,6 +47,8 @@ pub struct GateUsage {
     pub floating_size: u32,
     /// Buffers and events in the rings and at the reader, as far as this side has seen.
     pub queued: u32,
+    /// Buffers in the rings and at the senders, as far as those have said.
+    pub on_the_way: u32,
 }
 
 /// Segments given back after which the sender is rung within a turn: a long turn must not starve it.
@@ -68,6 +70,7 @@ pub struct InputGate {
     /// Buffers and events of all channels, and exclusive permits behind which one is: kept up to date,
     /// since a look at each channel would make every turn as long as there are channels.
     queued: u32,
+    on_the_way: u32,
     exclusive_used: u32,
     idle: Arc<IdleWord>,
     buffers_in: u64,
@@ -99,6 +102,7 @@ impl InputGate {
             floating_max: floating,
             exclusive,
             queued: 0,
+            on_the_way: 0,
             exclusive_used: 0,
             idle,
             buffers_in: 0,
@@ -296,6 +300,9 @@ impl InputGate {
         let channel = &mut self.channels[index as usize];
         let (before, now) = (channel.counted, channel.queued());
         channel.counted = now;
+        let on_the_way = channel.receiver.on_the_way();
+        let before_way = std::mem::replace(&mut channel.counted_on_the_way, on_the_way);
+        self.on_the_way = self.on_the_way + on_the_way - before_way;
         self.queued = self.queued + now - before;
         self.exclusive_used = self.exclusive_used + now.min(self.exclusive) - before.min(self.exclusive);
     }
@@ -326,6 +333,7 @@ impl InputGate {
             floating_used: self.floating_max - self.floating_free,
             floating_size: self.floating_max,
             queued: self.queued,
+            on_the_way: self.on_the_way,
         }
     }
 

@@ -3,12 +3,15 @@
 use super::CliError;
 use clap::Subcommand;
 
+mod checkpoint;
 mod drivers;
 mod exchange;
 mod keyed_count;
 mod latency;
 mod log;
+mod recovery;
 mod report;
+mod window;
 mod words;
 
 #[derive(Subcommand)]
@@ -23,6 +26,10 @@ pub(crate) enum Bench {
     Exchange(exchange::Exchange),
     /// What runs the shards: wake-up latency, turns a second, and what waiting costs.
     Drivers(drivers::Drivers),
+    /// What checkpoints cost a keyed count, and what one consists of.
+    Checkpoint(checkpoint::Checkpoint),
+    /// How soon a job works again after its process was killed.
+    Recovery(recovery::Recovery),
     /// How fast the checkpoint log writes, and how soon one small append is durable.
     Log(log::Log),
 }
@@ -35,6 +42,8 @@ impl Bench {
             Bench::Words(bench) => bench.run(),
             Bench::Exchange(bench) => bench.run(),
             Bench::Drivers(bench) => bench.run(),
+            Bench::Checkpoint(bench) => bench.run(),
+            Bench::Recovery(bench) => bench.run(),
             Bench::Log(bench) => bench.run(),
         }
     }

@@ -2,6 +2,7 @@
 
 mod backpressure;
 mod bottleneck;
+mod checkpoint;
 mod skew;
 mod windows;
 
@@ -23,6 +24,12 @@ pub(crate) enum Demo {
     /// A slow operator behind a quick source: how back pressure travels to the source.
     #[command(after_help = backpressure::EXAMPLES)]
     Backpressure(backpressure::Backpressure),
+    /// What a checkpoint takes, part by part, with and without records in its way.
+    ///
+    /// Two sources emit 2,000 records of 1 kB in a second to a count of 16 keys; every five seconds there is a
+    /// checkpoint.
+    #[command(after_help = checkpoint::EXAMPLES)]
+    Checkpoint(checkpoint::Checkpoint),
 }
 
 impl Demo {
@@ -30,6 +37,7 @@ impl Demo {
         match self {
             Demo::Skew(skew) => skew.run(),
             Demo::Backpressure(backpressure) => backpressure.run(),
+            Demo::Checkpoint(checkpoint) => checkpoint.run(),
         }
     }
 }
@@ -52,7 +60,7 @@ impl DemoOptions {
 }
 
 /// A positive time in the notation of configuration values.
-fn duration(text: &str) -> Result<Duration, String> {
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
     match parse_duration(text) {
         Some(time) if !time.is_zero() => Ok(time),
         _ => Err("expected a time above 0 with a unit, such as 5s or 500ms".to_string()),
@@ -60,7 +68,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 /// How long a demo runs.
-fn run_seconds(text: &str) -> Result<f64, String> {
+pub(super) fn run_seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if seconds > 0.0 && seconds <= 86_400.0 => Ok(seconds),
         _ => Err("expected a number of seconds, more than 0 and at most 86400".to_string()),

@@ -851,7 +851,7 @@ impl CheckpointCoordinator {
 fn reason_of(reason: &DeclineReason) -> FailureReason {
     match reason {
         DeclineReason::Operator { .. } | DeclineReason::TooLong { .. } => FailureReason::CheckpointDeclined,
-        DeclineReason::Storage(_) | DeclineReason::Aside { .. } => FailureReason::CheckpointAsyncException,
+        DeclineReason::Storage(_) | DeclineReason::Keyed(_) => FailureReason::CheckpointAsyncException,
         DeclineReason::Subsumed { .. } => FailureReason::CheckpointDeclinedSubsumed,
         DeclineReason::InputEnded => FailureReason::CheckpointDeclinedInputEndOfStream,
     }

@@ -162,8 +162,9 @@ impl World {
             shards.push(SimShard { shard, mailer, mail, flag, thread, next_timer_ns: None });
             links.push(ShardLinks { region, doors, sleeper });
         }
-        let wired = wire(&plan, &job.graph, &links, None);
-        for (shard, deployments) in shards.iter_mut().zip(wired.deployments) {
+        let metrics: Vec<Arc<SubtaskMetrics>> = plan.subtasks.iter().map(|_| Arc::default()).collect();
+        let deployments = wire(&plan, &job.graph, &links, &metrics, None);
+        for (shard, deployments) in shards.iter_mut().zip(deployments) {
             shard.mail.push_back(ShardMail::Deploy(deployments));
         }
         let sources = plan
@@ -177,7 +178,7 @@ impl World {
         tidegate_shard::sync::stale::seed(rng.next() | 1);
         Ok(World {
             watermarks: vec![i64::MIN; plan.subtasks.len()],
-            metrics: wired.metrics,
+            metrics,
             settings,
             rng,
             clock,

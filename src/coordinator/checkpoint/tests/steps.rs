@@ -194,7 +194,11 @@ fn m_43_m_122_a_decline_ends_the_checkpoint_with_its_reason() {
         (declined(), "CHECKPOINT_DECLINED", true),
         (storage.into(), "CHECKPOINT_ASYNC_EXCEPTION", true),
         (DeclineReason::TooLong { operator: 0, bytes: 2, max: 1 }, "CHECKPOINT_DECLINED", true),
-        (DeclineReason::Aside { bytes: 2, max: 1 }, "CHECKPOINT_ASYNC_EXCEPTION", true),
+        (
+            tidegate_storage::keyed::SnapshotError::AsideFull { checkpoint: 2, bytes_max: 1 }.into(),
+            "CHECKPOINT_ASYNC_EXCEPTION",
+            true,
+        ),
         (DeclineReason::Subsumed { newer: 2 }, "CHECKPOINT_DECLINED_SUBSUMED", false),
         (DeclineReason::InputEnded, "CHECKPOINT_DECLINED_INPUT_END_OF_STREAM", false),
     ] {
