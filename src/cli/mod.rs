@@ -48,8 +48,11 @@ pub(crate) type CliError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Ctrl-C, after the job has let go: exit code 130, as of a command that the signal ends.
 #[derive(Debug, thiserror::Error)]
-#[error("interrupted: the job was cancelled, no file was written")]
-pub(crate) struct Interrupted;
+#[error("interrupted: the job was cancelled, {output}")]
+pub(crate) struct Interrupted {
+    /// What became of its output.
+    pub output: &'static str,
+}
 
 /// Runs the command that the process was started with.
 pub fn main() -> ExitCode {

@@ -146,7 +146,7 @@ fn prepare(open: &Path, content: Content, pending: &Path) -> Result<(), DiskErro
             let file = act(open, "create it", || create(open))?;
             act(open, "write to it", || {
                 let mut to = BufWriter::with_capacity(BUFFER_BYTES, &file);
-                merge(&[rows], |row| to.write_all(row).and_then(|()| to.write_all(b"\n")))?;
+                merge(&[&rows], |row| to.write_all(row).and_then(|()| to.write_all(b"\n")))?;
                 to.flush()
             })?;
             file

@@ -12,15 +12,20 @@
 //!
 //! Devices and pipes cannot be replaced; they are written to directly.
 //!
+//! A job that is restarted in its process, from a checkpoint, cuts its files to their length of then and goes on. A
+//! device shows some rows twice, and another process starts with nothing: what outlives a process is the
+//! [transactional](super::transactional) output.
+//!
 //! Writing goes to the page cache, and syncing waits for the disk, at the end only; both on the shard's thread.
 
 use super::sorted::{Rows, merge};
 use super::{Sink, row::Format};
 use crate::record::{Record, Timestamp};
 use crate::source::SourceError;
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::marker::PhantomData;
 use std::mem;
 use std::path::{Path, PathBuf};
@@ -83,7 +88,16 @@ struct Shared {
     target: PathBuf,
     place: Place,
     subtasks: u32,
-    finished: Mutex<u32>,
+    finished: Mutex<Finished>,
+}
+
+/// How far the subtasks are.
+#[derive(Debug, Default)]
+struct Finished {
+    /// Those that have finished, each once however often.
+    subtasks: BTreeSet<u32>,
+    /// Whether the output has its name.
+    published: bool,
 }
 
 #[derive(Debug)]
@@ -155,7 +169,9 @@ impl FileOutput {
                 }
             }
         };
-        Ok(FileOutput { shared: Arc::new(Shared { path, target, place, subtasks, finished: Mutex::new(0) }) })
+        Ok(FileOutput {
+            shared: Arc::new(Shared { path, target, place, subtasks, finished: Mutex::default() }),
+        })
     }
 
     /// The sink of one subtask, which writes what `format` appends for each record; that should end in `\n`.
@@ -173,7 +189,8 @@ impl FileOutput {
         format: F,
     ) -> Result<FileSink<T, F>, FileOutputError> {
         assert!(subtask < self.shared.subtasks, "subtask {subtask} of {}", self.shared.subtasks);
-        let part = Part { file: self.shared.open(subtask)?, shared: self.shared.clone() };
+        let part =
+            Part { subtask, file: self.shared.open(subtask)?, length: None, shared: self.shared.clone() };
         Ok(FileSink { format, rows: Vec::with_capacity(BUFFER_BYTES), part, item: PhantomData })
     }
 }
@@ -190,9 +207,11 @@ impl FileOutput {
     /// If the output was planned for several subtasks.
     pub fn write(&self, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<(), FileOutputError> {
         assert_eq!(self.shared.subtasks, 1, "a file that is written as a whole is written by one");
-        let mut file = self.shared.open(0)?;
-        write(&mut file).map_err(|cause| self.shared.io("write to it", cause))?;
-        Part { file, shared: self.shared.clone() }.finish()
+        let mut part =
+            Part { subtask: 0, file: self.shared.open(0)?, length: None, shared: self.shared.clone() };
+        part.begin()?;
+        write(&mut part.file).map_err(|cause| self.shared.io("write to it", cause))?;
+        part.finish()
     }
 }
 
@@ -203,17 +222,21 @@ impl Shared {
 
     fn open(&self, subtask: u32) -> Result<File, FileOutputError> {
         let opened = match &self.place {
-            Place::File(temporary) => OpenOptions::new().write(true).truncate(true).open(temporary),
-            Place::Directory(temporary) => File::create(temporary.join(format!("part-{subtask:05}"))),
+            Place::File(temporary) => OpenOptions::new().write(true).open(temporary),
+            Place::Directory(temporary) => {
+                let path = temporary.join(format!("part-{subtask:05}"));
+                OpenOptions::new().write(true).create(true).truncate(false).open(path)
+            }
             Place::Direct => OpenOptions::new().write(true).open(&self.target),
         };
         opened.map_err(|cause| self.io("open it for writing", cause))
     }
 
     /// Gives the output its name, if all of it is there.
-    fn finished(&self) -> Result<(), FileOutputError> {
+    fn finished(&self, subtask: u32) -> Result<(), FileOutputError> {
         let mut finished = self.finished.lock().unwrap_or_else(PoisonError::into_inner);
-        if *finished + 1 == self.subtasks {
+        finished.subtasks.insert(subtask);
+        if finished.subtasks.len() == self.subtasks as usize {
             let temporary = match &self.place {
                 Place::File(temporary) => temporary,
                 Place::Directory(temporary) => {
@@ -224,12 +247,10 @@ impl Shared {
             };
             fs::rename(temporary, &self.target).map_err(|cause| self.io("give it its name", cause))?;
             // Only now: a rename that failed leaves a temporary to be removed.
-            *finished += 1;
+            finished.published = true;
             let directory = self.target.parent().filter(|p| !p.as_os_str().is_empty());
             let synced = sync_directory(directory.unwrap_or(Path::new(".")));
             synced.map_err(|cause| self.io("sync its directory", cause))?;
-        } else {
-            *finished += 1;
         }
         Ok(())
     }
@@ -238,8 +259,7 @@ impl Shared {
 impl Drop for Shared {
     /// The last user is gone: what has not been published never will be.
     fn drop(&mut self) {
-        let finished = *self.finished.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if finished < self.subtasks {
+        if !self.finished.get_mut().unwrap_or_else(PoisonError::into_inner).published {
             // Nobody is left to be told of a failure; the name tells what it is.
             let _ = match &self.place {
                 Place::File(temporary) => fs::remove_file(temporary),
@@ -256,22 +276,68 @@ fn sync_directory(path: &Path) -> io::Result<()> {
 
 /// One subtask's open file.
 struct Part {
+    subtask: u32,
     file: File,
+    /// Bytes written, once it is begun: until then an attempt before may have written to it.
+    length: Option<u64>,
     shared: Arc<Shared>,
 }
 
 impl Part {
+    fn is_direct(&self) -> bool {
+        matches!(self.shared.place, Place::Direct)
+    }
+
+    /// Begins the file, if that has not been done.
+    fn begin(&mut self) -> Result<(), FileOutputError> {
+        match self.length {
+            None => self.begin_at(0),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Cuts the file to a length, and goes on there.
+    fn begin_at(&mut self, length: u64) -> Result<(), FileOutputError> {
+        if !self.is_direct() {
+            let mut cut = || {
+                self.file.set_len(length)?;
+                self.file.seek(SeekFrom::Start(length))
+            };
+            cut().map_err(|cause| self.shared.io("cut it to what the checkpoint has", cause))?;
+        }
+        self.length = Some(length);
+        Ok(())
+    }
+
     fn write(&mut self, rows: &mut Vec<u8>) -> Result<(), FileOutputError> {
+        self.begin()?;
         let written = self.file.write_all(rows);
+        self.length = self.length.map(|length| length + rows.len() as u64);
         rows.clear();
         written.map_err(|cause| self.shared.io("write to it", cause))
     }
 
     fn finish(&mut self) -> Result<(), FileOutputError> {
-        if !matches!(self.shared.place, Place::Direct) {
+        if !self.is_direct() {
             self.file.sync_all().map_err(|cause| self.shared.io("sync it", cause))?;
         }
-        self.shared.finished()
+        self.shared.finished(self.subtask)
+    }
+
+    /// Goes back to the length that a checkpoint has.
+    fn restore(&mut self, state: &[u8]) -> Result<(), SourceError> {
+        let length = u64::from_le_bytes(state.try_into()?);
+        let found = self.file.metadata().map_err(|cause| self.shared.io("look at it", cause))?.len();
+        if !self.is_direct() && found < length {
+            let path = self.shared.path.display();
+            return Err(format!(
+                "{path}: {found} bytes of it are left; expected the {length} that were written before the checkpoint \
+                 (only a transactional output outlives its process)"
+            )
+            .into());
+        }
+        self.shared.finished.lock().unwrap_or_else(PoisonError::into_inner).subtasks.remove(&self.subtask);
+        Ok(self.begin_at(length)?)
     }
 }
 
@@ -298,6 +364,16 @@ impl<T: Record, F: Format<T>> Sink for FileSink<T, F> {
     fn finish(&mut self) -> Result<(), SourceError> {
         self.part.write(&mut self.rows)?;
         Ok(self.part.finish()?)
+    }
+
+    fn pre_commit(&mut self, _: u64, state: &mut Vec<u8>) -> Result<(), SourceError> {
+        self.part.write(&mut self.rows)?;
+        state.extend_from_slice(&self.part.length.unwrap_or(0).to_le_bytes());
+        Ok(())
+    }
+
+    fn restore(&mut self, _: u64, state: &[u8]) -> Result<(), SourceError> {
+        self.part.restore(state)
     }
 }
 
@@ -336,12 +412,14 @@ impl SortedFile {
             mem::take(&mut *runs)
         };
         let shared = &self.output.shared;
-        let file = shared.open(0)?;
-        let mut to = BufWriter::with_capacity(BUFFER_BYTES, &file);
+        let mut part = Part { subtask: 0, file: shared.open(0)?, length: None, shared: shared.clone() };
+        part.begin()?;
+        let mut to = BufWriter::with_capacity(BUFFER_BYTES, &part.file);
+        let runs: Vec<&Rows> = runs.iter().collect();
         let written = merge(&runs, |row| to.write_all(row).and_then(|()| to.write_all(b"\n")));
         written.and_then(|()| to.flush()).map_err(|cause| shared.io("write to it", cause))?;
         drop(to);
-        Part { file, shared: shared.clone() }.finish()
+        part.finish()
     }
 }
 
@@ -518,5 +596,43 @@ mod tests {
         assert_eq!(fs::read_to_string(&file).unwrap(), "new\n");
         use std::os::unix::fs::FileTypeExt;
         assert!(fs::metadata("/dev/null").unwrap().file_type().is_char_device());
+    }
+
+    /// Goal: an attempt that goes on from a checkpoint writes behind what was written before it, also when the
+    /// attempt before had finished; another process, which has nothing of that, is refused.
+    #[test]
+    fn a_restarted_attempt_goes_on_behind_its_checkpoint() {
+        for subtasks in [1, 2] {
+            let dir = tempdir().unwrap();
+            let path = dir.path().join("out");
+            let output = FileOutput::plan(&path, subtasks).unwrap();
+            let mut state = Vec::new();
+            let mut first = output.sink::<String, _>(0, text).unwrap();
+            first.write("before", 0).unwrap();
+            first.pre_commit(1, &mut state).unwrap();
+            first.write("after", 0).unwrap();
+            first.flush().unwrap();
+            if subtasks > 1 {
+                first.finish().unwrap();
+                output.sink::<String, _>(1, text).unwrap().write("lost with its attempt", 0).unwrap();
+            }
+            drop(first);
+            let mut second = output.sink::<String, _>(0, text).unwrap();
+            second.restore(1, &state).unwrap();
+            second.write("again", 0).unwrap();
+            second.finish().unwrap();
+            if subtasks == 1 {
+                assert_eq!(fs::read_to_string(&path).unwrap(), "before\nagain\n");
+            } else {
+                assert!(!path.exists(), "one of two has finished");
+                output.sink::<String, _>(1, text).unwrap().finish().unwrap();
+                assert_eq!(fs::read_to_string(path.join("part-00000")).unwrap(), "before\nagain\n");
+                assert_eq!(fs::read_to_string(path.join("part-00001")).unwrap(), "");
+            }
+            let other = FileOutput::plan(dir.path().join("other"), 1).unwrap();
+            let mut other = other.sink::<String, _>(0, text).unwrap();
+            let message = other.restore(1, &state).unwrap_err().to_string();
+            assert!(message.contains("other: 0 bytes") && message.contains("expected the 7"), "{message}");
+        }
     }
 }

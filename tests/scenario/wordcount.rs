@@ -367,3 +367,53 @@ fn keys_are_listed_with_their_origin() {
     let shards = entries.as_array().unwrap().iter().find(|e| e["key"] == "tidegate.shards").unwrap();
     assert_eq!((&shards["value"], &shards["origin"]), (&"3".into(), &"command line".into()));
 }
+
+/// Goal: options of checkpoints that make no sense together are refused, by their names, before anything is made.
+#[test]
+fn impossible_options_of_checkpoints_are_named() {
+    let dir = tempdir().unwrap();
+    let at = |name: &str| text(&dir.path().join(name)).to_string();
+    fs::write(at("text"), "some text\n").unwrap();
+    fs::write(at("file"), "old").unwrap();
+    let (good, state, out) = (at("text"), at("state"), at("out"));
+    let cases: &[(&[&str], i32, &[&str])] = &[
+        (&["--fresh", "--output", &out], 1, &["--fresh", "expected --checkpoint-dir DIR as well"]),
+        (&["--from", "chk-3", "--output", &out], 1, &["--from", "expected --checkpoint-dir"]),
+        (&["--retract-output", "--output", &out], 1, &["--retract-output", "expected --checkpoint-dir"]),
+        (&["--accept-duplicates", "--output", &out], 1, &["--accept-duplicates", "--checkpoint-dir"]),
+        (&["--checkpoint-dir", &state], 1, &["expected --output DIR as well"]),
+        (
+            &["--checkpoint-dir", &state, "--output", &out, "--from", "x", "--fresh"],
+            2,
+            &["--from", "cannot be used with", "--fresh"],
+        ),
+        (
+            &["--checkpoint-dir", &state, "--output", &out, "--retract-output", "--accept-duplicates"],
+            2,
+            &["--retract-output", "cannot be used with", "--accept-duplicates"],
+        ),
+        (
+            &["--checkpoint-dir", &state, "--output", &out, "--from", dir.path().to_str().unwrap()],
+            1,
+            &["no checkpoint; expected a chk-N directory with _metadata"],
+        ),
+        (
+            &["--checkpoint-dir", &state, "--output", &at("file")],
+            1,
+            &["file: is a file", "expected a directory"],
+        ),
+        (
+            &["--checkpoint-dir", &state, "--output", &out, "-Dexecution.checkpointing.interval=0s"],
+            1,
+            &["execution.checkpointing.interval", "0s", "expected"],
+        ),
+    ];
+    for (args, code, pieces) in cases {
+        let args = [&["--input", &good], *args].concat();
+        let message = fails(&args, *code);
+        for piece in *pieces {
+            assert!(message.contains(piece), "{args:?}: no {piece:?} in {message}");
+        }
+        assert_eq!(names(dir.path()), ["file", "text"], "{args:?}");
+    }
+}

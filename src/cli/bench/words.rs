@@ -68,7 +68,7 @@ fn run_engine(config: &Config, text: &TextPlan, parallelism: u32) -> Result<(f64
     let rows = SortedRows::default();
     let sorted = rows.clone();
     counts_at_end(&env, text, parallelism)
-        .sink("rows", move |_: &SubtaskInfo| Ok(sorted.sink::<(String, u64), _>(row)));
+        .sink("rows", move |info: &SubtaskInfo| Ok(sorted.sink::<(String, u64), _>(info, row)));
     let summary = env.execute("words")?;
     let begun = Instant::now();
     let mut written = Vec::new();

@@ -1,6 +1,7 @@
 //! `tidegate run`: jobs on real input.
 
 mod progress;
+mod recovery;
 mod wordcount;
 
 use super::CliError;

@@ -32,12 +32,14 @@ impl Interrupt {
     }
 }
 
-/// Waits for `job`, which reads `text`; shows how far it is if `shown`, and cancels it at Ctrl-C.
+/// Waits for `job`, which reads `text`; shows how far it is if `shown`, and cancels it at Ctrl-C, after which `output`
+/// says what became of that.
 pub(super) fn wait(
     job: RunningJob,
     text: &TextPlan,
     interrupt: &Interrupt,
     shown: bool,
+    output: &'static str,
 ) -> Result<JobSummary, CliError> {
     let bar = bar(text.bytes_total(), shown);
     let mut cancelled = false;
@@ -52,7 +54,7 @@ pub(super) fn wait(
     bar.finish_and_clear();
     match job.wait() {
         Ok(summary) => Ok(summary),
-        Err(_) if cancelled => Err(Interrupted.into()),
+        Err(_) if cancelled => Err(Interrupted { output }.into()),
         Err(error) => Err(error.into()),
     }
 }

@@ -6,7 +6,9 @@
 //! ```
 
 use super::progress::{Interrupt, wait};
+use super::recovery::RecoveryOptions;
 use crate::api::Environment;
+use crate::checkpoint::Recovery;
 use crate::cli::CliError;
 use crate::cli::common::{JobOptions, print, set_parallelism};
 use crate::cli::words::{counts_at_end, parallelism, row, text_options, text_words};
@@ -16,15 +18,16 @@ use crate::sink::Sink;
 use crate::sink::file::FileOutput;
 use crate::sink::sorted::SortedRows;
 use crate::sink::stdout::{Stdout, StdoutClosed, is_stdout_closed};
+use crate::sink::transactional::TransactionalFiles;
 use crate::source::text::{TextFiles, TextOptions, TextPlan};
-use crate::source::{SourceError, describe_skipped};
+use crate::source::{SourceError, Waker, describe_skipped};
 use crate::subtask::SubtaskInfo;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 /// Options of `run wordcount`.
@@ -38,7 +41,11 @@ pub(crate) struct Wordcount {
     input: Vec<PathBuf>,
 
     /// File for the rows word<TAB>count, complete or absent; replaces what is there [default: standard output]
-    #[arg(long, value_name = "FILE")]
+    ///
+    /// With checkpoints a directory of parts, each with the rows of one instance up to one checkpoint, which appear
+    /// when that is complete: together every row once, whatever was killed when. With --emit final the rows of
+    /// each part are sorted: LC_ALL=C sort -m DIR/part-* is what the file would be.
+    #[arg(long, value_name = "FILE|DIR")]
     output: Option<PathBuf>,
 
     /// Parallel instances of each operator [default: one a shard]
@@ -62,6 +69,9 @@ pub(crate) struct Wordcount {
     verbose: bool,
 
     #[command(flatten)]
+    recovery: RecoveryOptions,
+
+    #[command(flatten)]
     job: JobOptions,
 }
 
@@ -69,6 +79,7 @@ const EXAMPLES: &str = "\
 Examples:
   tidegate run wordcount --input .
   tidegate run wordcount --input book.txt more.txt.gz --output counts.tsv
+  tidegate run wordcount --input . --checkpoint-dir state --output counts   (again after a kill -9: it goes on)
   journalctl | tidegate run wordcount --input - | sort -k2nr -t'\t' | head";
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -99,6 +110,14 @@ impl Wordcount {
         if self.strict {
             config.set("tidegate.source.strict-utf8", "true", Origin::CommandLine)?;
         }
+        let recovery = self.recovery.apply(&mut config)?;
+        if recovery.is_some() && self.output.is_none() {
+            return Err(
+                "--checkpoint-dir: expected --output DIR as well: what standard output has shown before a \
+                        failure cannot be taken back"
+                    .into(),
+            );
+        }
         if self.job.json && self.output.is_none() {
             // One object and nothing else on standard output: whoever wants the rows as well names a file.
             self.output = Some("/dev/null".into());
@@ -108,10 +127,16 @@ impl Wordcount {
         if !text.skipped().is_empty() && !self.job.json {
             eprintln!("tidegate: not read: {}; --all reads everything", describe_skipped(text.skipped()));
         }
+        if let Some(input) = text.read_once().filter(|_| recovery.is_some()) {
+            eprintln!(
+                "tidegate: warning: {}: can be read only once; a job that fails while it is read cannot go on",
+                input.path.display()
+            );
+        }
         let interrupt = Interrupt::catch()?;
         let env = Environment::with_config(config);
         let replaced = self.output.as_ref().is_some_and(|path| path.is_file());
-        let rows = self.build(&env, &text)?;
+        let rows = self.build(&env, &text, recovery.as_ref())?;
         let job = env.start("wordcount")?;
         let layout = job.plan().describe();
         if self.verbose {
@@ -120,7 +145,11 @@ impl Wordcount {
             tracing::info!("the job's layout:\n{layout}");
         }
         let shown = !self.job.json && io::stderr().is_terminal();
-        let summary = match wait(job, &text, &interrupt, shown) {
+        let kept = match recovery {
+            None => "no file was written",
+            Some(_) => "the same command goes on from the last checkpoint",
+        };
+        let summary = match wait(job, &text, &interrupt, shown, kept) {
             Err(_) if rows.tally.stdout_closed.load(Ordering::Relaxed) => return Err(StdoutClosed.into()),
             result => result?,
         };
@@ -133,8 +162,8 @@ impl Wordcount {
             seconds += begun.elapsed().as_secs_f64();
         }
         let figures = Figures {
-            words: rows.tally.words.load(Ordering::Relaxed),
-            distinct: rows.tally.distinct.load(Ordering::Relaxed),
+            words: rows.tally.counted().words,
+            distinct: rows.tally.counted().distinct,
             bytes: text.bytes_read(),
             seconds,
             mb_per_s: text.bytes_read() as f64 / 1e6 / seconds,
@@ -145,17 +174,35 @@ impl Wordcount {
     }
 
     /// Puts the job together; where its rows will be.
-    fn build(&self, env: &Environment, text: &TextPlan) -> Result<Rows, CliError> {
+    fn build(
+        &self,
+        env: &Environment,
+        text: &TextPlan,
+        recovery: Option<&Recovery>,
+    ) -> Result<Rows, CliError> {
         let parallelism = parallelism(env.config())?;
+        // With checkpoints there is an output, which was asked for.
+        let parts = match (recovery, &self.output) {
+            (Some(recovery), Some(path)) => Some(TransactionalFiles::plan(path, recovery.beyond)?),
+            _ => None,
+        };
         let (tally, sorted) = (Arc::<Tally>::default(), SortedRows::default());
         let mut rows = Rows { tally: tally.clone(), sorted: sorted.clone(), file: None };
         match self.emit {
             Emit::Final => {
                 let counts = counts_at_end(env, text, parallelism);
-                rows.file = self.output.as_ref().map(|path| FileOutput::plan(path, 1)).transpose()?;
-                counts.sink("rows", move |_: &SubtaskInfo| {
-                    Ok(Tallying::every_row(sorted.sink::<(String, u64), _>(row), &tally))
-                });
+                match (parts, &self.output) {
+                    (Some(parts), _) => counts.sink("parts", move |info: &SubtaskInfo| {
+                        let sink = parts.sorted_sink::<(String, u64), _>(info, row)?;
+                        Ok(Tallying::every_row(sink, &tally, info))
+                    }),
+                    (None, output) => {
+                        rows.file = output.as_ref().map(|path| FileOutput::plan(path, 1)).transpose()?;
+                        counts.sink("rows", move |info: &SubtaskInfo| {
+                            Ok(Tallying::every_row(sorted.sink::<(String, u64), _>(info, row), &tally, info))
+                        });
+                    }
+                }
             }
             Emit::Updates => {
                 // Without a local combine: a row is for a word that was read.
@@ -163,15 +210,19 @@ impl Wordcount {
                 let counts = words.parallelism(parallelism).count();
                 // All rows to one sink: several writers would need a file each.
                 let counts = counts.global().parallelism(1);
-                match &self.output {
-                    None => counts.sink("standard output", move |_: &SubtaskInfo| {
-                        Ok(Tallying::first_rows(Stdout::<(String, u64), _>::new(row), &tally))
+                match (parts, &self.output) {
+                    (Some(parts), _) => counts.sink("parts", move |info: &SubtaskInfo| {
+                        let sink = parts.sink::<(String, u64), _>(info, row)?;
+                        Ok(Tallying::first_rows(sink, &tally, info))
                     }),
-                    Some(path) => {
+                    (None, None) => counts.sink("standard output", move |info: &SubtaskInfo| {
+                        Ok(Tallying::first_rows(Stdout::<(String, u64), _>::new(row), &tally, info))
+                    }),
+                    (None, Some(path)) => {
                         let file = FileOutput::plan(path, 1)?;
                         counts.sink("file", move |info: &SubtaskInfo| {
                             let sink = file.sink::<(String, u64), _>(info.subtask, row)?;
-                            Ok(Tallying::first_rows(sink, &tally))
+                            Ok(Tallying::first_rows(sink, &tally, info))
                         });
                     }
                 }
@@ -224,11 +275,50 @@ impl Rows {
 /// What the sinks of all subtasks have seen.
 #[derive(Default)]
 struct Tally {
-    /// Words, and how many different ones; written when a sink finishes.
-    words: AtomicU64,
-    distinct: AtomicU64,
+    /// By subtask; written when one finishes, or goes on from a checkpoint.
+    counted: Mutex<Vec<Counted>>,
     /// Whether whoever read standard output has gone: a failure of the job names its cause in words only.
     stdout_closed: AtomicBool,
+}
+
+/// Words, and how many different ones.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Counted {
+    words: u64,
+    distinct: u64,
+}
+
+impl Counted {
+    const BYTES: usize = 16;
+
+    fn append(&self, state: &mut Vec<u8>) {
+        state.extend_from_slice(&self.words.to_le_bytes());
+        state.extend_from_slice(&self.distinct.to_le_bytes());
+    }
+
+    fn read(bytes: [u8; Self::BYTES]) -> Counted {
+        let both = u128::from_le_bytes(bytes);
+        Counted { words: both as u64, distinct: (both >> 64) as u64 }
+    }
+}
+
+impl Tally {
+    fn set(&self, subtask: u32, counted: Counted) {
+        let mut all = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = all.len().max(subtask as usize + 1);
+        all.resize(count, Counted::default());
+        all[subtask as usize] = counted;
+    }
+
+    /// By all subtasks.
+    fn counted(&self) -> Counted {
+        let all = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let sum = |sum: Counted, one: &Counted| Counted {
+            words: sum.words + one.words,
+            distinct: sum.distinct + one.distinct,
+        };
+        all.iter().fold(Counted::default(), sum)
+    }
 }
 
 /// A sink that also counts words.
@@ -236,18 +326,19 @@ struct Tallying<S> {
     sink: S,
     /// Whether a word has several rows, the first of which has count 1.
     updates: bool,
-    words: u64,
-    distinct: u64,
+    subtask: u32,
+    counted: Counted,
     tally: Arc<Tally>,
 }
 
 impl<S> Tallying<S> {
-    fn every_row(sink: S, tally: &Arc<Tally>) -> Self {
-        Tallying { sink, updates: false, words: 0, distinct: 0, tally: tally.clone() }
+    fn every_row(sink: S, tally: &Arc<Tally>, info: &SubtaskInfo) -> Self {
+        let (subtask, counted, tally) = (info.subtask, Counted::default(), tally.clone());
+        Tallying { sink, updates: false, subtask, counted, tally }
     }
 
-    fn first_rows(sink: S, tally: &Arc<Tally>) -> Self {
-        Tallying { updates: true, ..Self::every_row(sink, tally) }
+    fn first_rows(sink: S, tally: &Arc<Tally>, info: &SubtaskInfo) -> Self {
+        Tallying { updates: true, ..Self::every_row(sink, tally, info) }
     }
 
     fn noting(&self, result: Result<(), SourceError>) -> Result<(), SourceError> {
@@ -263,10 +354,12 @@ impl<S> Tallying<S> {
 impl<S: Sink<Item = (String, u64)>> Sink for Tallying<S> {
     type Item = (String, u64);
 
+    const TRANSACTIONAL: bool = S::TRANSACTIONAL;
+
     #[inline]
     fn write(&mut self, record: (&str, u64), at: Timestamp) -> Result<(), SourceError> {
-        self.words += if self.updates { 1 } else { record.1 };
-        self.distinct += u64::from(!self.updates || record.1 == 1);
+        self.counted.words += if self.updates { 1 } else { record.1 };
+        self.counted.distinct += u64::from(!self.updates || record.1 == 1);
         let result = self.sink.write(record, at);
         self.noting(result)
     }
@@ -277,9 +370,45 @@ impl<S: Sink<Item = (String, u64)>> Sink for Tallying<S> {
     }
 
     fn finish(&mut self) -> Result<(), SourceError> {
-        self.tally.words.fetch_add(self.words, Ordering::Relaxed);
-        self.tally.distinct.fetch_add(self.distinct, Ordering::Relaxed);
+        self.tally.set(self.subtask, self.counted);
         let result = self.sink.finish();
         self.noting(result)
+    }
+
+    /// The counts go before the state of the sink.
+    fn pre_commit(&mut self, checkpoint: u64, state: &mut Vec<u8>) -> Result<(), SourceError> {
+        self.counted.append(state);
+        let result = self.sink.pre_commit(checkpoint, state);
+        self.noting(result)
+    }
+
+    fn is_durable(&mut self, checkpoint: u64) -> Result<bool, SourceError> {
+        self.sink.is_durable(checkpoint)
+    }
+
+    fn commit(&mut self, checkpoint: u64) -> Result<(), SourceError> {
+        self.sink.commit(checkpoint)
+    }
+
+    fn is_committed(&mut self, checkpoint: u64) -> Result<bool, SourceError> {
+        self.sink.is_committed(checkpoint)
+    }
+
+    fn wake_with(&mut self, waker: &Waker) {
+        self.sink.wake_with(waker);
+    }
+
+    fn restore(&mut self, checkpoint: u64, state: &[u8]) -> Result<(), SourceError> {
+        let rest = match state.split_first_chunk() {
+            Some((counted, rest)) => {
+                self.counted = Counted::read(*counted);
+                rest
+            }
+            None if state.is_empty() => state,
+            None => return Err(format!("a state of {} bytes; expected 16 or more", state.len()).into()),
+        };
+        // All input may have ended before the checkpoint.
+        self.tally.set(self.subtask, self.counted);
+        self.sink.restore(checkpoint, rest)
     }
 }
