@@ -50,8 +50,8 @@ pub(super) enum Phase {
 
 /// What is written before a file is pending.
 pub(super) enum Content {
-    /// All has been written.
-    Written(File),
+    /// What is left to write, to a file that may not be there yet.
+    Bytes(Option<File>, Vec<u8>),
     /// These rows, sorted.
     Rows(Rows),
 }
@@ -140,7 +140,14 @@ impl Job {
 /// Writes what is not written, syncs the file and gives it its pending name.
 fn prepare(open: &Path, content: Content, pending: &Path) -> Result<(), DiskError> {
     let file = match content {
-        Content::Written(file) => file,
+        Content::Bytes(file, rest) => {
+            let mut file = match file {
+                Some(file) => file,
+                None => act(open, "create it", || create(open))?,
+            };
+            act(open, "write to it", || file.write_all(&rest))?;
+            file
+        }
         Content::Rows(mut rows) => {
             rows.sort();
             let file = act(open, "create it", || create(open))?;
@@ -252,20 +259,30 @@ impl Disk {
         self.waker = Some(waker.clone());
     }
 
+    /// Has a thread for the jobs to come, if it had none. Takes some time, which a barrier has not.
+    ///
+    /// # Errors
+    ///
+    /// As [`give`](Self::give).
+    pub(super) fn be_ready(&mut self) -> Result<(), SourceError> {
+        self.check()?;
+        if matches!(self.worker, Worker::Idle) {
+            let thread = Thread::spawn(self.waker.clone());
+            self.worker = Worker::Thread(thread.map_err(|cause| format!("no thread for the disk: {cause}"))?);
+        }
+        Ok(())
+    }
+
     /// Has a job done for a checkpoint.
     ///
     /// # Errors
     ///
     /// A job before it failed, or there is no thread.
     pub(super) fn give(&mut self, job: Job, checkpoint: u64) -> Result<(), SourceError> {
-        self.check()?;
-        if matches!(self.worker, Worker::Idle) {
-            let thread = Thread::spawn(self.waker.clone());
-            self.worker = Worker::Thread(thread.map_err(|cause| format!("no thread for the disk: {cause}"))?);
-        }
+        self.be_ready()?;
         self.outstanding.push_back((job.phase(), checkpoint));
         match &mut self.worker {
-            Worker::Idle => unreachable!("it was started above"),
+            Worker::Idle => unreachable!("it has been made ready"),
             // Fails only if the thread is gone, of which its results tell.
             Worker::Thread(thread) => drop(thread.jobs.as_ref().map(|jobs| jobs.send(job))),
             #[cfg(test)]

@@ -11,8 +11,9 @@
 //! checkpoint wants no output of later ones, since it would write it again; [`Beyond`] says what
 //! to do if there is some. One process at a time writes to a directory: it holds a lock on it.
 //!
-//! Rows go to the page cache on the shard's thread; syncs and renames are left to a thread of each sink. A file is
-//! durable when its data is synced and, after the rename, its directory.
+//! On the shard's thread rows are gathered, and written to the page cache when there are many; whatever may wait for
+//! the disk is left to a thread of each sink. A file is durable when its data is synced and, after the rename, its
+//! directory.
 
 mod name;
 #[cfg(test)]
@@ -193,7 +194,6 @@ impl TransactionalFiles {
             format,
             sorted,
             begun: 0,
-            spare: Vec::new(),
             disk: Disk::new(),
             item: PhantomData,
         };
@@ -214,8 +214,6 @@ pub struct Parts<T, F> {
     sorted: bool,
     /// Parts begun in this attempt.
     begun: u64,
-    /// Memory of the last part's rows.
-    spare: Vec<u8>,
     disk: Disk,
     item: PhantomData<fn(T)>,
 }
@@ -228,7 +226,8 @@ pub struct Part {
 
 enum Body {
     File {
-        file: File,
+        /// Made when there is more than a buffer.
+        file: Option<File>,
         /// Rows that are not written yet.
         rows: Vec<u8>,
         /// Bytes that are.
@@ -291,9 +290,14 @@ impl<T, F> Parts<T, F> {
         name.lineage == self.job.lineage && name.is_published() && name.checkpoint() > restored
     }
 
+    #[cold]
     fn write_rows(&mut self, part: &mut Part) -> Result<(), SourceError> {
         if let Body::File { file, rows, written } = &mut part.body {
             let path = self.shared.path_of(&part.name);
+            let file = match file {
+                Some(file) => file,
+                none => none.insert(act(&path, "create it", || create(&path))?),
+            };
             act(&path, "write to it", || file.write_all(rows))?;
             *written += rows.len() as u64;
             rows.clear();
@@ -307,15 +311,13 @@ impl<T: Record, F: Format<T>> TwoPhase for Parts<T, F> {
     type Transaction = Part;
 
     fn begin(&mut self) -> Result<Part, SourceError> {
-        self.disk.check()?;
+        self.disk.be_ready()?;
         let name = Name::open(self.subtask, &self.job, self.begun);
         self.begun += 1;
         let body = if self.sorted {
             Body::Rows(Rows::default())
         } else {
-            let path = self.shared.path_of(&name);
-            let (file, rows) = (act(&path, "create it", || create(&path))?, mem::take(&mut self.spare));
-            Body::File { file, rows, written: 0 }
+            Body::File { file: None, rows: Vec::with_capacity(BUFFER_BYTES), written: 0 }
         };
         Ok(Part { name, body })
     }
@@ -338,18 +340,12 @@ impl<T: Record, F: Format<T>> TwoPhase for Parts<T, F> {
         Ok(())
     }
 
-    fn pre_commit(
-        &mut self,
-        mut part: Part,
-        checkpoint: u64,
-        handle: &mut Vec<u8>,
-    ) -> Result<(), SourceError> {
-        self.write_rows(&mut part)?;
+    fn pre_commit(&mut self, part: Part, checkpoint: u64, handle: &mut Vec<u8>) -> Result<(), SourceError> {
         let pending = part.name.pending(&self.job, checkpoint);
         let (content, bytes) = match part.body {
             Body::File { file, rows, written } => {
-                self.spare = rows;
-                (Content::Written(file), written)
+                let bytes = written + rows.len() as u64;
+                (Content::Bytes(file, rows), bytes)
             }
             Body::Rows(rows) => {
                 let bytes = rows.written_bytes();

@@ -58,6 +58,13 @@ fn hidden(dir: &Path) -> Vec<String> {
     names.filter(|name| name.starts_with('.')).collect()
 }
 
+/// Writes so much that there is a file before the next barrier.
+fn write_much<F: Format<u64>>(sink: &mut PartSink<u64, F>) {
+    for _ in 0..=BUFFER_BYTES / 2 {
+        sink.write(8, 0).unwrap();
+    }
+}
+
 /// A checkpoint that a barrier has begun.
 #[derive(Debug, Clone)]
 struct Taken {
@@ -331,7 +338,7 @@ fn f65_f67_f69_the_last_step_of_a_process_may_be_any() {
 /// Method: one record an interval; each step of making its part durable fails.
 #[test]
 fn f67_a_failed_sync_fails_its_checkpoint_and_all_after_it() {
-    for steps in 0..4 {
+    for steps in 0..6 {
         let mut world = World::new();
         world.happens(Write).unwrap();
         world.happens(Barrier).unwrap();
@@ -343,7 +350,7 @@ fn f67_a_failed_sync_fails_its_checkpoint_and_all_after_it() {
             Ok::<_, SourceError>(())
         })();
         fail_after(None);
-        if steps == 3 {
+        if steps == 5 {
             durable.unwrap();
             continue;
         }
@@ -364,15 +371,27 @@ fn f67_a_failed_sync_fails_its_checkpoint_and_all_after_it() {
 
 /// Goal: what was written into a part that could not be ended is never missed in silence: the sink that lost it
 /// takes part in no later checkpoint.
+/// Method: making its file fails, or writing to it, in the middle of a part or at its end.
 #[test]
 fn a_sink_that_lost_a_part_is_in_no_later_checkpoint() {
-    let mut world = World::new();
-    world.happens(Write).unwrap();
-    fail_after(Some((0, Fault::Before)));
-    assert!(world.happens(Barrier).is_err());
-    fail_after(None);
-    assert!(world.happens(Barrier).is_err());
-    assert!(world.sink().finish().is_err());
+    for steps in 0..2 {
+        let mut world = World::new();
+        world.happens(Write).unwrap();
+        fail_after(Some((steps, Fault::Before)));
+        let failed = (0..=BUFFER_BYTES).any(|_| world.sink().write(8, 0).is_err());
+        fail_after(None);
+        assert!(failed, "step {steps}");
+        assert!(world.happens(Barrier).is_err());
+        assert!(world.sink().finish().is_err());
+
+        let mut world = World::new();
+        world.happens(Write).unwrap();
+        world.happens(Barrier).unwrap();
+        fail_after(Some((steps, Fault::Before)));
+        assert!(world.happens(DiskStep).is_err());
+        fail_after(None);
+        assert!(world.happens(Barrier).is_err());
+    }
 }
 
 /// Goal: F-71: going on from an older checkpoint than the newest that has published is refused, with the files and
@@ -479,6 +498,8 @@ fn f73_a_commit_twice_is_success_and_a_lost_part_is_an_error() {
 fn f27_removing_what_is_gone_is_success() {
     let mut world = World::new();
     world.happens(Write).unwrap();
+    world.happens(Barrier).unwrap();
+    world.sink().target().disk.blocking_settle().unwrap();
     let left = world.sink().target().blocking_leftovers().unwrap();
     assert_eq!(left.len(), 1);
     for _ in 0..2 {
@@ -502,7 +523,7 @@ fn leftovers_are_cleared_away_by_the_subtask_that_they_belong_to() {
         sink.write(7, 0).unwrap();
         sink.pre_commit(1, &mut Vec::new()).unwrap();
         sink.target().blocking_settle().unwrap();
-        sink.write(8, 0).unwrap();
+        write_much(&mut sink);
     }
     let foreign = format!(".part-00000-{:010}-{:032x}-1-1.pending", 1, LINEAGE + 1);
     fs::write(dir.path().join(&foreign), "x").unwrap();
@@ -538,7 +559,7 @@ fn a_job_that_begins_anew_wants_an_empty_directory() {
     world.happens(Write).unwrap();
     world.happens(Barrier).unwrap();
     world.sink().target().disk.blocking_settle().unwrap();
-    world.happens(Write).unwrap();
+    write_much(world.sink());
     assert_eq!(hidden(world.dir.path()).len(), 2);
     world.start().unwrap();
     assert_eq!(hidden(world.dir.path()), [""; 0]);
