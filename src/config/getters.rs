@@ -59,28 +59,6 @@ pub enum BufferTimeout {
     Never,
 }
 
-/// What becomes of a job's checkpoints when it ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CheckpointRetention {
-    /// They are deleted when it finishes or is cancelled, and kept when it fails for good.
-    DeleteOnCancellation,
-    /// They are deleted when it finishes, and kept when it is cancelled or fails for good.
-    RetainOnCancellation,
-    /// They are deleted however it ends.
-    Never,
-}
-
-impl FromValue for CheckpointRetention {
-    fn from_value(value: &Value) -> Option<Self> {
-        match value {
-            Value::Word("DELETE_ON_CANCELLATION") => Some(CheckpointRetention::DeleteOnCancellation),
-            Value::Word("RETAIN_ON_CANCELLATION") => Some(CheckpointRetention::RetainOnCancellation),
-            Value::Word("NO_EXTERNALIZED_CHECKPOINTS") => Some(CheckpointRetention::Never),
-            _ => None,
-        }
-    }
-}
-
 /// What runs the turns of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Driver {
@@ -328,11 +306,6 @@ impl Config {
         self.get_if_set(INTERVAL)
     }
 
-    /// Whether a job's checkpoints are in a directory of its id under `execution.checkpointing.dir`.
-    pub fn checkpoint_create_subdir(&self) -> bool {
-        self.get("execution.checkpointing.create-subdir")
-    }
-
     /// Bounds of each shard's log.
     pub fn log_config(&self) -> LogConfig {
         LogConfig {
@@ -349,11 +322,6 @@ impl Config {
     /// Completed checkpoints that are kept, at least 1.
     pub fn checkpoints_retained(&self) -> usize {
         self.get::<u32>("execution.checkpointing.num-retained") as usize
-    }
-
-    /// What becomes of checkpoints when the job ends.
-    pub fn checkpoint_retention(&self) -> CheckpointRetention {
-        self.get("execution.checkpointing.externalized-checkpoint-retention")
     }
 
     /// Whether a checkpoint writes what changed since the last one, rather than everything.

@@ -55,7 +55,7 @@ mod table;
 pub mod units;
 
 pub use self::error::{ConfigError, Given, Origin, Warning};
-pub use self::getters::{BufferTimeout, CheckpointRetention, Driver};
+pub use self::getters::{BufferTimeout, Driver};
 
 /// Shards of a process: as many cores as an affinity mask of the C library holds (`CPU_SETSIZE`).
 pub const SHARDS_MAX: u32 = 1024;

@@ -18,6 +18,19 @@ const NETWORK_MIN: &str = "taskmanager.memory.network.min";
 const NETWORK_MAX: &str = "taskmanager.memory.network.max";
 const SEGMENT_SIZE_FLOOR: &str = "taskmanager.memory.min-segment-size";
 
+/// How checkpoints are taken, where there are any.
+const OF_CHECKPOINTS: [&str; 9] = [
+    MODE,
+    MIN_PAUSE,
+    CONCURRENT,
+    "execution.checkpointing.timeout",
+    "execution.checkpointing.tolerable-failed-checkpoints",
+    "execution.checkpointing.num-retained",
+    "execution.checkpointing.checkpoints-after-tasks-finish",
+    "execution.checkpointing.incremental",
+    "execution.checkpointing.data-inline-threshold",
+];
+
 /// Every relation that does not hold.
 pub(super) fn errors(config: &Config) -> Vec<ConfigError> {
     let mut errors = Vec::new();
@@ -97,6 +110,11 @@ pub(super) fn warnings(config: &Config) -> Vec<Warning> {
     // A pause after each checkpoint leaves no room for a second one beside it.
     let pause = !config.get::<Duration>(MIN_PAUSE).is_zero();
     idle(pause && config.get::<u32>(CONCURRENT) > 1, CONCURRENT, because(MIN_PAUSE));
+
+    // A job that keeps checkpoints takes one at its end at least.
+    if !config.is_set(INTERVAL) && !config.is_set(CHECKPOINTS) {
+        OF_CHECKPOINTS.iter().for_each(|key| idle(true, key, because(INTERVAL)));
+    }
 
     let cap = config.max_buffers_per_channel();
     let beyond_cap = format!("only {cap} of them can be in use, {CHANNEL_BUFFERS} = {cap}");

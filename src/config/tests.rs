@@ -7,6 +7,8 @@ use tidegate_shard::driver::IdleStrategy;
 
 use super::*;
 use crate::checkpoint::{Beyond, Recovery};
+use crate::coordinator::checkpoint::CheckpointSettings;
+use crate::coordinator::restart::RestartSettings;
 use crate::graph::key_group::GroupHash;
 
 fn from_yaml(text: &str) -> Result<Config, ConfigError> {
@@ -136,7 +138,7 @@ fn entries_show_value_origin_and_the_older_name() {
     assert_eq!(dir.alias.as_deref(), Some("state.checkpoints.dir"));
     assert_eq!(dir.value.as_deref(), Some("/tmp/c"));
     assert!(dir.origin.to_string().ends_with("config.yaml:1"), "{}", dir.origin);
-    assert_eq!(dir.status, "later");
+    assert_eq!(dir.status, "use");
 
     let member = entry(&config, "metrics.reporter.slf4j.interval");
     assert_eq!(member.value.as_deref(), Some("90 s"));
@@ -493,4 +495,130 @@ fn recovery_is_one_value_and_needs_a_directory() {
             Recovery { directory: "c".into(), from: Some("c/chk-3".into()), fresh: false, beyond: beyond_is };
         assert_eq!(recovery, expected);
     }
+}
+
+/// Goal: the coordinator gets what was configured; a pause leaves no room for a second checkpoint; the defaults are
+/// Flink's, but that checkpoints hold changes only.
+#[test]
+fn checkpoint_settings_are_as_configured() {
+    let second = 1_000_000_000;
+    let config = Config::default();
+    assert_eq!(config.checkpoint_settings(), CheckpointSettings::default());
+    assert_eq!((config.checkpoint_interval(), config.checkpoints_retained()), (None, 1));
+    assert_eq!((config.checkpoint_incremental(), config.checkpoint_inline_threshold()), (true, 20 << 10));
+    let mut settings = vec![
+        "execution.checkpointing.interval=5 s",
+        "execution.checkpointing.timeout=7 s",
+        "execution.checkpointing.max-concurrent-checkpoints=3",
+        "execution.checkpointing.tolerable-failed-checkpoints=4",
+        "execution.checkpointing.mode=AT_LEAST_ONCE",
+        "execution.checkpointing.checkpoints-after-tasks-finish.enabled=false",
+        "state.checkpoints.num-retained=6",
+        "web.checkpoints.history=2",
+        "state.backend.incremental=false",
+        "state.storage.fs.memory-threshold=1 kb",
+    ];
+    let expected = CheckpointSettings {
+        interval_ns: Some(5 * second),
+        timeout_ns: 7 * second,
+        min_pause_ns: 0,
+        concurrent_max: 3,
+        tolerable_failures: 4,
+        exactly_once: false,
+        after_tasks_finish: false,
+        history_max: 2,
+    };
+    let config = with(&settings);
+    assert_eq!(config.checkpoint_settings(), expected);
+    assert_eq!((config.checkpoints_retained(), config.checkpoint_incremental()), (6, false));
+    assert_eq!(config.checkpoint_inline_threshold(), 1 << 10);
+    settings.push("execution.checkpointing.min-pause=2 s");
+    let config = with(&settings);
+    let expected = CheckpointSettings { min_pause_ns: 2 * second, concurrent_max: 1, ..expected };
+    assert_eq!(config.checkpoint_settings(), expected);
+    assert!(config.warnings().iter().any(|warning| warning.key.ends_with("max-concurrent-checkpoints")));
+    assert!(Config::default().define("execution.checkpointing.timeout=9 ms").is_err());
+}
+
+/// Goal: without a choice a job is restarted if it takes checkpoints; each strategy gets its own values, whose
+/// defaults are those of Flink 2.
+#[test]
+fn the_restart_strategy_is_as_configured() {
+    let (s, min) = (Duration::from_secs, |min: u64| Duration::from_secs(60 * min));
+    let exponential = RestartSettings::ExponentialDelay {
+        initial: s(1),
+        max: min(1),
+        multiplier: 1.5,
+        reset: min(60),
+        jitter: 0.1,
+        attempts_max: None,
+    };
+    let fixed = RestartSettings::FixedDelay { attempts_max: 1, delay: s(1) };
+    let rate = RestartSettings::FailureRate { failures_max: 1, interval: min(1), delay: s(1) };
+    for (settings, expected) in [
+        (&[][..], RestartSettings::Disabled),
+        (&["execution.checkpointing.interval=1 s"], exponential),
+        (&["execution.checkpointing.interval=1 s", "restart-strategy=none"], RestartSettings::Disabled),
+        (&["restart-strategy.type=off"], RestartSettings::Disabled),
+        (&["restart-strategy.type=disable"], RestartSettings::Disabled),
+        (&["restart-strategy.type=fixed-delay"], fixed),
+        (&["restart-strategy.type=failure-rate"], rate),
+        (&["restart-strategy.type=exponential-delay"], exponential),
+        (
+            &[
+                "restart-strategy.type=fixed-delay",
+                "restart-strategy.fixed-delay.attempts=3",
+                "restart-strategy.fixed-delay.delay=2 s",
+            ],
+            RestartSettings::FixedDelay { attempts_max: 3, delay: s(2) },
+        ),
+        (
+            &[
+                "restart-strategy.type=failure-rate",
+                "restart-strategy.failure-rate.max-failures-per-interval=5",
+                "restart-strategy.failure-rate.failure-rate-interval=2 min",
+                "restart-strategy.failure-rate.delay=3 s",
+            ],
+            RestartSettings::FailureRate { failures_max: 5, interval: min(2), delay: s(3) },
+        ),
+        (
+            &[
+                "restart-strategy.type=exponential-delay",
+                "restart-strategy.exponential-delay.initial-backoff=2 s",
+                "restart-strategy.exponential-delay.max-backoff=2 min",
+                "restart-strategy.exponential-delay.backoff-multiplier=2",
+                "restart-strategy.exponential-delay.reset-backoff-threshold=3 min",
+                "restart-strategy.exponential-delay.jitter-factor=0.5",
+                "restart-strategy.exponential-delay.attempts-before-reset-backoff=7",
+            ],
+            RestartSettings::ExponentialDelay {
+                initial: s(2),
+                max: min(2),
+                multiplier: 2.0,
+                reset: min(3),
+                jitter: 0.5,
+                attempts_max: Some(7),
+            },
+        ),
+    ] {
+        assert_eq!(with(settings).restart_strategy(), expected, "{settings:?}");
+    }
+}
+
+/// Goal: whoever sets how checkpoints are taken, and not that they are, is told.
+#[test]
+fn settings_of_checkpoints_without_checkpoints_are_named() {
+    for setting in [
+        "execution.checkpointing.timeout=1 s",
+        "execution.checkpointing.min-pause=1 s",
+        "execution.checkpointing.tolerable-failed-checkpoints=1",
+    ] {
+        let told = |config: &Config| {
+            let reason = "no effect with execution.checkpointing.interval = (none)";
+            config.warnings().iter().any(|warning| warning.reason == reason)
+        };
+        assert!(told(&with(&[setting])), "{setting}");
+        assert!(!told(&with(&[setting, "execution.checkpointing.interval=1 s"])), "{setting}");
+    }
+    assert_eq!(with(&["execution.checkpointing.interval=1 s"]).warnings(), []);
 }

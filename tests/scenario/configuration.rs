@@ -2,7 +2,8 @@
 //!
 //! Two jobs that differ in one key, and what differs then: a count, a layout or an error, never a time. Keys
 //! that other scenarios show: `tidegate.driver` (drivers), `tidegate.record.max-size` (failures),
-//! `tidegate.source.strict-utf8` (wordcount), `taskmanager.memory.network.max` (flow); how long a shard
+//! `tidegate.source.strict-utf8` (wordcount), `taskmanager.memory.network.max` (flow), those of checkpoints and
+//! restarts (checkpoint_keys), `tidegate.state-recovery.output-beyond` (the file sink's tests); how long a shard
 //! spins, `tidegate.idle.spin`, is tested with the drivers of shards.
 
 use super::support::{PATIENCE, Trickle, config, run, until};
@@ -18,7 +19,7 @@ use tidegate::sink::collect::{Collect, Collected};
 use tidegate::source::SourceContext;
 
 /// The keys that this file or another scenario shows to have an effect.
-const SHOWN: [&str; 26] = [
+const SHOWN: &[&str] = &[
     "tidegate.shards",
     "tidegate.shard.quantum",
     "tidegate.idle",
@@ -45,6 +46,35 @@ const SHOWN: [&str; 26] = [
     "taskmanager.numberOfTaskSlots",
     "task.cancellation.timeout",
     "metrics.latency.interval",
+    "execution.checkpointing.interval",
+    "execution.checkpointing.mode",
+    "execution.checkpointing.timeout",
+    "execution.checkpointing.min-pause",
+    "execution.checkpointing.max-concurrent-checkpoints",
+    "execution.checkpointing.tolerable-failed-checkpoints",
+    "execution.checkpointing.num-retained",
+    "execution.checkpointing.checkpoints-after-tasks-finish",
+    "execution.checkpointing.dir",
+    "execution.checkpointing.incremental",
+    "execution.checkpointing.data-inline-threshold",
+    "execution.state-recovery.path",
+    "restart-strategy.type",
+    "restart-strategy.fixed-delay.attempts",
+    "restart-strategy.fixed-delay.delay",
+    "restart-strategy.failure-rate.max-failures-per-interval",
+    "restart-strategy.failure-rate.failure-rate-interval",
+    "restart-strategy.failure-rate.delay",
+    "restart-strategy.exponential-delay.initial-backoff",
+    "restart-strategy.exponential-delay.max-backoff",
+    "restart-strategy.exponential-delay.backoff-multiplier",
+    "restart-strategy.exponential-delay.reset-backoff-threshold",
+    "restart-strategy.exponential-delay.jitter-factor",
+    "restart-strategy.exponential-delay.attempts-before-reset-backoff",
+    "web.checkpoints.history",
+    "tidegate.log.file-size",
+    "tidegate.log.backend",
+    "tidegate.state-recovery.fresh",
+    "tidegate.state-recovery.output-beyond",
 ];
 
 /// Goal: a key that is marked as used is shown to be; the list above is complete and names no other.

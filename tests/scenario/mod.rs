@@ -1,5 +1,6 @@
 //! The scenarios.
 
+mod checkpoint_keys;
 mod checkpoints;
 mod configuration;
 mod demos;

@@ -171,7 +171,7 @@ pub struct RestoredStats {
 }
 
 /// All that is known of a job's checkpoints.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct CheckpointsReport {
     /// How many.
     pub counts: CheckpointCounts,
