@@ -61,6 +61,7 @@ impl Environment {
         F: Fn(&SourceContext) -> Result<S, SourceError> + Clone + Send + Sync + 'static,
     {
         let vertex = self.add_vertex(true, name, "source");
+        self.keeps_exactly_once(vertex, S::REPLAYS);
         let chain = SourceChain {
             open,
             name: Arc::from(name),
@@ -137,13 +138,20 @@ impl Environment {
         vertex
     }
 
+    /// Says whether the operator of `vertex` that was added last keeps to exactly-once.
+    pub(super) fn keeps_exactly_once(&self, vertex: VertexId, does: bool) {
+        if let Some(operator) = self.graph_mut().vertex_mut(vertex).operators.last_mut() {
+            operator.exactly_once = does;
+        }
+    }
+
     /// Index of the operator of `vertex` that was added last.
     pub(super) fn last_operator(&self, vertex: VertexId) -> usize {
         self.graph().vertex(vertex).operators.len().saturating_sub(1)
     }
 
     pub(super) fn add_operator(&self, vertex: VertexId, name: &str, kind: &'static str) {
-        let operator = OperatorInfo { name: name.to_string(), uid: None, kind };
+        let operator = OperatorInfo { name: name.to_string(), uid: None, kind, exactly_once: true };
         self.graph_mut().vertex_mut(vertex).operators.push(operator);
     }
 }

@@ -356,6 +356,7 @@ impl<T: Record, P: Chain<T>> Stream<T, P> {
     {
         let this = self.operator(name, "sink");
         let (chain, name): (_, Arc<str>) = (this.chain, Arc::from(name));
+        this.env.keeps_exactly_once(this.vertex, S::TRANSACTIONAL);
         let operator = this.env.last_operator(this.vertex);
         set_factory(&this.env, this.vertex, move |cx| {
             let failure = |cause| operator_failure(&*name, &cause);

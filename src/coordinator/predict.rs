@@ -65,7 +65,8 @@ impl Predictor {
         for (index, m) in metrics.iter().enumerate() {
             let producers = || plan.channels.iter().filter(move |channel| channel.to == index);
             let channels = producers().count() as f64;
-            let read = (m.bytes_in.get() - first.bytes_in[index]) as f64;
+            // A counter of the attempt before may have been seen.
+            let read = m.bytes_in.get().saturating_sub(first.bytes_in[index]) as f64;
             let buffers = m.buffers_in.get() as f64;
             if channels == 0.0 || read == 0.0 || elapsed == 0.0 {
                 continue;

@@ -73,6 +73,11 @@ impl Coordinator {
                 unclean: false,
             }
         });
+        if checkpoints.is_some() {
+            for leg in site.graph.missing_legs() {
+                tracing::warn!("not exactly-once from end to end: {leg}");
+            }
+        }
         let sources = shared.plan.subtasks.iter();
         let sources = sources.filter(|s| shared.plan.vertices[s.vertex.0 as usize].is_source);
         let sources = sources.map(|s| (s.shard, s.task)).collect();

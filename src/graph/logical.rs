@@ -20,6 +20,9 @@ pub struct OperatorInfo {
     pub uid: Option<String>,
     /// What it is: `map`, `source` ….
     pub kind: &'static str,
+    /// Whether, with checkpoints, it plays its part in exactly-once: a source that replays, a sink that commits
+    /// with them. What lies between does.
+    pub exactly_once: bool,
 }
 
 /// A chain of operators that run together, in parallel instances.
@@ -136,6 +139,24 @@ impl LogicalGraph {
 
     pub(crate) fn vertex_mut(&mut self, id: VertexId) -> &mut Vertex {
         &mut self.vertices[id.0 as usize]
+    }
+
+    /// What stands in the way of exactly-once from end to end, in words; empty if nothing does.
+    pub fn missing_legs(&self) -> Vec<String> {
+        let operators = self.vertices.iter().flat_map(|vertex| &vertex.operators);
+        let missing = operators.filter(|operator| !operator.exactly_once);
+        missing
+            .map(|operator| match operator.kind {
+                "source" => format!(
+                    "source {:?} cannot emit again what was under way when the job fails: such records are lost",
+                    operator.name
+                ),
+                _ => format!(
+                    "{} {:?} shows records before their checkpoint is complete: after a failure some appear twice",
+                    operator.kind, operator.name
+                ),
+            })
+            .collect()
     }
 
     /// What names an operator in checkpoints: its uid or, without one, its place in the job, which changes with the

@@ -26,6 +26,9 @@ impl<T: Record> Blackhole<T> {
 impl<T: Record> Sink for Blackhole<T> {
     type Item = T;
 
+    /// Nobody sees a record, so nobody sees one twice.
+    const TRANSACTIONAL: bool = true;
+
     #[inline(always)]
     fn write(&mut self, record: T::Ref<'_>, _: Timestamp) -> Result<(), SourceError> {
         black_box(record);

@@ -136,7 +136,7 @@ fn a_job_that_fails_goes_on_from_its_newest_checkpoint() {
 /// Method: cancel it again and again until it comes to its end.
 #[test]
 fn a_job_that_is_started_again_goes_on_from_its_directory() {
-    const END: u64 = 40_000;
+    const END: u64 = 400_000;
     let directory = tempfile::tempdir().unwrap();
     let rows = Collected::default();
     let seen = Arc::new(AtomicU64::new(0));
@@ -210,6 +210,7 @@ fn a_directory_is_one_jobs_and_one_process_s() {
     assert!(error.contains(&directory.path().display().to_string()) && error.contains("process"), "{error}");
     job.cancel();
     let _ = job.wait();
+    let other = counting(&[&dir(directory.path()), OFTEN, TWO], 1, &rows, |_| {});
     let error = other.start("other").map(drop).unwrap_err().to_string();
     assert!(error.contains("mine") && error.contains("other"), "{error}");
 }
