@@ -15,7 +15,7 @@ use super::restart::RestartStrategy;
 use super::state::{JobState, Machine, Order};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tidegate_shard::mailbox::Mail;
 use tidegate_shard::shard::{Report, ShardId, ShardMail};
@@ -109,11 +109,7 @@ impl Coordinator {
     /// Runs the job to its end.
     pub fn run(mut self, inbox: &Receiver<Message>) -> Result<JobSummary, JobError> {
         loop {
-            let message = match inbox.recv_timeout(self.patience()) {
-                Ok(message) => Some(message),
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-            };
-            if let Some(message) = message {
+            if let Ok(message) = inbox.recv_timeout(self.patience()) {
                 self.take(message)?;
             }
             self.tick()?;

@@ -155,8 +155,9 @@ impl BarrierHandler {
         }
         let pending = self.pending.remove(at).expect("it was just looked at");
         let id = pending.barrier.checkpoint;
-        while let Some(old) = self.pending.pop_front_if(|old| old.barrier.checkpoint < id) {
-            self.subsume(old.barrier.checkpoint, id, out);
+        while let Some(old) = self.pending.front().map(|old| old.barrier.checkpoint).filter(|old| *old < id) {
+            self.pending.pop_front();
+            self.subsume(old, id, out);
         }
         self.close(id);
         self.resume(id, out);

@@ -70,10 +70,9 @@ fn f_15_requests_queue_behind_the_running_checkpoint() {
     let mut actions = Vec::new();
     while answered < 200 {
         now += 7 * MS;
-        for request in asked..(asked + 2).min(200) {
-            actions.extend(coordinator.trigger_now(now, request));
-            asked += 1;
-        }
+        let until = (asked + 2).min(200);
+        (asked..until).for_each(|request| actions.extend(coordinator.trigger_now(now, request)));
+        asked = until;
         actions.extend(coordinator.tick(now));
         assert!(coordinator.counts().in_progress <= 1);
         for action in std::mem::take(&mut actions) {

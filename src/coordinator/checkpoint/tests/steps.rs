@@ -210,7 +210,7 @@ fn m_43_m_122_a_decline_ends_the_checkpoint_with_its_reason() {
         assert_eq!(words[..4], ["abort 1 at 0", "abort 1 at 1", "abort 1 at 2", "abort 1 at 3"]);
         assert_eq!(words[4], format!("failed 1 {name}"));
         assert_eq!(words.get(5).is_some_and(|word| word == "fail job 1"), counts, "{words:?}");
-        assert!(log.contains(&format!("Decline checkpoint 1 by task v1 (1/2) of job")), "{log}");
+        assert!(log.contains("Decline checkpoint 1 by task v1 (1/2) of job"), "{log}");
         let failure = coordinator.statistics().latest_failed.unwrap().failure.unwrap();
         assert_eq!(failure.subtask, Some(2));
         assert!(failure.message.starts_with("v1 (1/2): ") && failure.message.contains(&reason.to_string()));
