@@ -43,7 +43,7 @@ const VERSION: u8 = 1;
 pub trait TwoPhase: 'static {
     /// What it takes.
     type Item: Record;
-    /// What records are written into. Dropping one leaves it to [`abort`](Self::abort), perhaps in another process.
+    /// What records are written into. Dropping one leaves it to [`blocking_abort`](Self::blocking_abort), perhaps in another process.
     type Transaction;
 
     /// Begins a transaction. Cheap, since many sinks are idle: at best nothing is sent before the first record.
