@@ -8,8 +8,16 @@
 //!
 //! The directory is indexed by the lowest of the hash bits that it uses, so it
 //! doubles by being repeated. A page of depth d is in it once every 2^d places.
+//!
+//! Behind the pages the directory has 256 bits for each place: of which slots it is *known* that their entries were
+//! changed in the running epoch, by keys of that place. They save a lookup the label, whose cache line it would
+//! touch for nothing else: with 10^6 keys the bits take 0.3 MB and stay in the core's cache, labels take 1.7 MB and
+//! cost 20 ns a record. A bit that is set is true; one that is not says nothing. They count only while `changed` is
+//! the running epoch, and begin with it as zeros.
 
+use super::page::CAPACITY_LIMIT;
 use super::{Overflow, Page, SMALL_BYTES, Slot, Table, TableKey, directory_bits};
+use std::alloc::Layout;
 use std::cell::Cell;
 
 /// Directory bits of a hash. At 130 keys a page that is 8 * 10^9 keys a group.
@@ -23,10 +31,15 @@ const PLACES_PER_PAGE_MAX: u32 = 8;
 /// Overflow entries that a split tries to seat, to bound its work. Only bad hashes bring a key there.
 const RESEATED_MAX: usize = 32;
 
+/// Words of the bits of a place.
+const WORDS: usize = CAPACITY_LIMIT / 64;
+
+/// One cache line.
+#[repr(C, align(64))]
 pub(super) struct Group<C, V> {
-    /// `dir_mask + 1` pages: `inline`, or a boxed slice if there are several.
+    /// `dir_mask + 1` pages and the bits of their places: `inline` and `known`, or memory of its own if there are
+    /// several places.
     pub(super) dir: *mut Page<C, V>,
-    inline: Page<C, V>,
     pub(super) dir_mask: u32,
     /// Slots of each page, less one.
     pub(super) slot_mask: u32,
@@ -35,45 +48,59 @@ pub(super) struct Group<C, V> {
     /// The epoch of the newest change, by its lowest bits: a snapshot passes by a group without changes since
     /// its base.
     pub(super) changed: u32,
+    inline: Page<C, V>,
+    /// Right behind `inline`, as the bits of a directory of one place.
+    known: [u64; WORDS],
 }
+
+const _: () = {
+    let known = std::mem::offset_of!(Group<u64, u64>, known);
+    assert!(known == std::mem::offset_of!(Group<u64, u64>, inline) + size_of::<Page<u64, u64>>());
+    assert!(size_of::<Group<u64, u64>>() == 64);
+};
 
 impl<C: Copy + 'static, V: Copy> Group<C, V> {
     /// A group without entries. To be followed by `point_to_itself` at its final place.
     pub(super) fn new(none: Page<C, V>) -> Self {
         Group {
             dir: std::ptr::null_mut(),
-            inline: none,
             dir_mask: 0,
             slot_mask: Page::<C, V>::CAPACITY_MIN as u32 - 1,
             pages: 0,
             changed: 0,
+            inline: none,
+            known: [0; WORDS],
         }
     }
 
     /// # Safety
     ///
-    /// `group` is live, has no boxed directory, and will not move from here.
+    /// `group` is live, has no directory of its own, and will not move from here.
     pub(super) unsafe fn point_to_itself(group: *mut Self) {
-        // SAFETY: as the caller vouches.
-        unsafe { (*group).dir = &raw mut (*group).inline }
+        // SAFETY: as the caller vouches. From the whole group, since the bits behind `inline` are reached by it.
+        unsafe { (*group).dir = group.byte_add(std::mem::offset_of!(Self, inline)).cast() }
+    }
+
+    fn directory(places: usize) -> Layout {
+        let bytes = places * (size_of::<Page<C, V>>() + WORDS * size_of::<u64>());
+        Layout::from_size_align(bytes, 64).expect("a directory is far smaller than the address space")
     }
 
     /// Bytes of a directory outside the group.
     fn directory_bytes(&self) -> usize {
-        if self.dir_mask == 0 { 0 } else { (self.dir_mask as usize + 1) * size_of::<Page<C, V>>() }
+        if self.dir_mask == 0 { 0 } else { Self::directory(self.dir_mask as usize + 1).size() }
     }
 
-    /// Gives back the directory if it is a box of its own; `dir` is invalid after.
+    /// Gives back the directory if it has memory of its own; `dir` is invalid after.
     ///
     /// # Safety
     ///
     /// `group` is live.
     pub(super) unsafe fn free_directory(group: *mut Self) {
-        // SAFETY: `double` made the box, of this length.
+        // SAFETY: `double` took it, with this layout.
         unsafe {
             if (*group).dir_mask > 0 {
-                let dir = std::ptr::slice_from_raw_parts_mut((*group).dir, (*group).dir_mask as usize + 1);
-                drop(Box::from_raw(dir));
+                std::alloc::dealloc((*group).dir.cast(), Self::directory((*group).dir_mask as usize + 1));
             }
         }
     }
@@ -84,13 +111,69 @@ impl<C: Copy + 'static, V: Copy> Group<C, V> {
     ///
     /// `group` is live.
     unsafe fn double(group: *mut Self) {
-        // SAFETY: the directory has `dir_mask + 1` pages.
+        // SAFETY: the directory has `dir_mask + 1` pages and behind them the bits; the doubled one has room for
+        // twice as many of both, and is new.
         unsafe {
-            let len = (*group).dir_mask as usize + 1;
-            let doubled = std::slice::from_raw_parts((*group).dir, len).repeat(2).into_boxed_slice();
+            let places = (*group).dir_mask as usize + 1;
+            let layout = Self::directory(places * 2);
+            let doubled = std::alloc::alloc(layout).cast::<Page<C, V>>();
+            if doubled.is_null() {
+                std::alloc::handle_alloc_error(layout);
+            }
+            let (pages, bits) = ((*group).dir, Self::known(group, 0));
+            let doubled_bits = doubled.add(places * 2).cast::<u64>();
+            for half in 0..2 {
+                doubled.add(half * places).copy_from_nonoverlapping(pages, places);
+                doubled_bits.add(half * places * WORDS).copy_from_nonoverlapping(bits, places * WORDS);
+            }
             Self::free_directory(group);
-            (*group).dir = Box::into_raw(doubled).cast();
-            (*group).dir_mask = len as u32 * 2 - 1;
+            (*group).dir = doubled;
+            (*group).dir_mask = places as u32 * 2 - 1;
+        }
+    }
+
+    /// Where the bits of a place lie.
+    ///
+    /// # Safety
+    ///
+    /// `group` is live and has the place.
+    #[inline(always)]
+    pub(super) unsafe fn known(group: *mut Self, place: u32) -> *mut u64 {
+        // SAFETY: the bits lie behind the pages, in the order of places.
+        unsafe {
+            let places = (*group).dir_mask as usize + 1;
+            (*group).dir.add(places).cast::<u64>().add(place as usize * WORDS)
+        }
+    }
+
+    /// Nothing is known of the slots of a page, one of whose places is given.
+    ///
+    /// # Safety
+    ///
+    /// `group` is live and the page in its directory at the place.
+    pub(super) unsafe fn forget(group: *mut Self, place: u32, page: Page<C, V>) {
+        // SAFETY: the page is in the directory once every `2^depth` places.
+        unsafe {
+            let depth = (*page.head()).depth;
+            for place in (place & ((1 << depth) - 1)..=(*group).dir_mask).step_by(1 << depth) {
+                Self::known(group, place).write_bytes(0, WORDS);
+            }
+        }
+    }
+
+    /// An entry of the group is changed in `epoch`, the running one.
+    ///
+    /// # Safety
+    ///
+    /// `group` is live.
+    #[inline(always)]
+    pub(super) unsafe fn note_change(group: *mut Self, epoch: u32) {
+        // SAFETY: as the caller vouches; the bits of all places lie one behind the other.
+        unsafe {
+            if (*group).changed != epoch {
+                (*group).changed = epoch;
+                Self::known(group, 0).write_bytes(0, ((*group).dir_mask as usize + 1) * WORDS);
+            }
         }
     }
 }
@@ -177,6 +260,7 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
             page.grow_into::<K>(larger, mask, &self.keys);
             (*group).inline = larger;
             (*group).slot_mask = 2 * mask + 1;
+            Group::forget(group, 0, larger);
         }
         self.give_page(page, mask);
     }
@@ -215,6 +299,7 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
             let first = directory_bits(hash) & ((1 << depth) - 1);
             for place in (first..=(*group).dir_mask).step_by(1 << depth) {
                 *(*group).dir.add(place as usize) = halves[(place >> depth & 1) as usize];
+                Group::known(group, place).write_bytes(0, WORDS);
             }
             (*group).pages += 1;
         }

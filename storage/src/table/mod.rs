@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! key group ─► group ─► directory ─────────► page ─► slot, and those behind it
-//!              32 B     8 B a page           4 KiB   cell, value
+//!              64 B     40 B a page          4 KiB   cell, value
 //!              mask     by hash bits 32 up           by hash bits 0 to 7
 //! ```
 //!
@@ -120,7 +120,7 @@ struct Overflow<C, V> {
 unsafe impl<K: TableKey, V: Copy + Send + 'static> Send for Table<K, V> where K::Cell: Send {}
 
 impl<K: TableKey, V: Copy + 'static> Table<K, V> {
-    /// An empty table that owns `groups`. Takes 32 bytes a group and no page.
+    /// An empty table that owns `groups`. Takes 64 bytes a group and no page.
     pub fn new(groups: Range<u32>) -> Self {
         let mut pool = Pool::default();
         let mask = Page::<K::Cell, V>::CAPACITY_MIN as u32 - 1;
@@ -194,7 +194,7 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
         K::hash(key)
     }
 
-    /// Fetches slot and label of a key that is about to be looked up.
+    /// Fetches the slot of a key that is about to be looked up.
     #[inline(always)]
     pub fn prefetch(&self, group: u32, hash: u64) {
         let (page, mask) = self.page(self.index(group), hash);
@@ -204,10 +204,18 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
     /// The value of `key`, or what `default` makes, put in if there was none.
     #[inline(always)]
     pub fn entry(&mut self, group: u32, key: K::Ref<'_>, default: impl FnOnce() -> V) -> &mut V {
-        self.entry_hashed(group, K::hash(key), key, default)
+        let hash = K::hash(key);
+        let slot = match self.find(group, hash, key) {
+            Some((page, at)) => self.slot_to_change(group, page, at),
+            None => self.entry_cold(group, hash, key, default),
+        };
+        // SAFETY: the slot has an entry, so its value was written; the reference borrows
+        // the table, through which alone it could be reached otherwise.
+        unsafe { (*slot).value.assume_init_mut() }
     }
 
-    /// [`entry`](Self::entry) of a key whose hash is known; `hash` must be that of `key`.
+    /// [`entry`](Self::entry) of a key whose hash is known; `hash` must be that of `key`. It is quicker where the
+    /// table does not fit the cache.
     #[inline(always)]
     pub fn entry_hashed(
         &mut self,
@@ -218,7 +226,7 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
     ) -> &mut V {
         debug_assert_eq!(hash, K::hash(key));
         let slot = match self.find(group, hash, key) {
-            Some((page, at)) => self.slot_to_change(group, page, at),
+            Some((page, at)) => self.known_slot_to_change(group, hash, page, at),
             None => self.entry_cold(group, hash, key, default),
         };
         // SAFETY: the slot has an entry, so its value was written; the reference borrows
@@ -286,8 +294,12 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
         K::discard(&cell, &mut self.keys);
         if let Some((page, at)) = found {
             let (_, mask) = self.page(index, hash);
-            // SAFETY: the slot is of this page, and has an entry.
-            unsafe { page.remove::<K>(at, mask, &self.keys) };
+            // SAFETY: the slot is of this page, and has an entry. The page is at the place of its keys.
+            unsafe {
+                page.remove::<K>(at, mask, &self.keys);
+                let group = self.group(index);
+                Group::forget(group, directory_bits(hash) & (*group).dir_mask, page);
+            }
         } else {
             self.remove_overflow(index as u32, slot);
         }
@@ -423,6 +435,40 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
         }
     }
 
+    /// As [`slot_to_change`](Self::slot_to_change), by the bits of the directory where they tell.
+    #[inline(always)]
+    fn known_slot_to_change(
+        &mut self,
+        group: u32,
+        hash: u64,
+        page: Page<K::Cell, V>,
+        at: usize,
+    ) -> *mut Slot<K::Cell, V> {
+        let to = self.group(self.index(group));
+        // SAFETY: groups live as long as the table; the place is within the directory, the slot within the page,
+        // and there is a bit for each.
+        unsafe {
+            let word = *Group::known(to, directory_bits(hash) & (*to).dir_mask).add(at / 64);
+            if (*to).changed != self.epochs.epoch() as u32 || word >> (at % 64) & 1 == 0 {
+                self.learn(group, hash, page, at);
+            }
+            page.slot(at)
+        }
+    }
+
+    /// Does what the label of an entry asks for, and notes that it is done.
+    #[cold]
+    #[inline(never)]
+    fn learn(&mut self, group: u32, hash: u64, page: Page<K::Cell, V>, at: usize) {
+        self.slot_to_change(group, page, at);
+        let to = self.group(self.index(group));
+        // SAFETY: as in `known_slot_to_change`.
+        unsafe {
+            Group::note_change(to, self.epochs.epoch() as u32);
+            *Group::known(to, directory_bits(hash) & (*to).dir_mask).add(at / 64) |= 1 << (at % 64);
+        }
+    }
+
     /// An entry in a page is about to be changed, for the first time in this epoch.
     #[cold]
     #[inline(never)]
@@ -486,7 +532,7 @@ impl<K: TableKey, V: Copy + 'static> Table<K, V> {
     fn note_insert(&mut self, index: usize) {
         self.epochs.live[usize::from(self.epochs.label)] += 1;
         // SAFETY: groups live as long as the table.
-        unsafe { (*self.group(index)).changed = self.epochs.epoch() as u32 };
+        unsafe { Group::note_change(self.group(index), self.epochs.epoch() as u32) };
     }
 
     /// Of an entry that was about to be changed.

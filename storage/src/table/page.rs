@@ -208,13 +208,12 @@ impl<C: Copy + 'static, V: Copy> Page<C, V> {
         unsafe { self.slots.as_ptr().add(index) }
     }
 
-    /// Asks for the slot where the search for a key begins, and for its label.
+    /// Asks for the slot where the search for a key begins.
     #[inline(always)]
     pub(super) fn prefetch(self, hash: u64, mask: u32) {
         let home = home(hash, mask);
         let slot = self.slots.as_ptr().wrapping_add(home);
         prefetch(slot);
-        prefetch(self.slots.as_ptr().cast::<u8>().wrapping_sub(HEAD_BYTES + 1 + home));
         if !64usize.is_multiple_of(Self::SLOT) {
             // The slot may end in another line than it begins in.
             prefetch(slot.wrapping_add(1).cast::<u8>().wrapping_sub(1));
