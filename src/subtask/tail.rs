@@ -142,6 +142,7 @@ impl<T: Record, C: Collector<T>> Tail<T, C> {
 
     /// A turn of a task whose input has ended: one bounded step after the other until `until`.
     pub fn finish(&mut self, mut over: impl FnMut() -> bool) -> Progress {
+        let was_final = self.is_final();
         if self.phase == Phase::Running {
             self.phase = Phase::Finishing;
         }
@@ -183,7 +184,12 @@ impl<T: Record, C: Collector<T>> Tail<T, C> {
         }
         let mut drained = self.phase == Phase::Draining;
         self.next.outputs(&mut |partition| drained &= partition.is_drained());
-        if drained { Progress::Finished } else { Progress::Idle }
+        match drained {
+            true => Progress::Finished,
+            // A barrier that came while operators emitted their last has rung, and is still where it was.
+            false if self.is_final() && !was_final => Progress::Ready,
+            false => Progress::Idle,
+        }
     }
 
     fn end_input(&mut self) {

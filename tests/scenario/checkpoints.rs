@@ -3,7 +3,7 @@
 use super::support::{PATIENCE, config, run, until};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use tidegate::api::Environment;
 use tidegate::coordinator::{JobError, JobState};
@@ -16,11 +16,14 @@ struct Paced {
     next: u64,
     step: u64,
     end: u64,
+    /// Counts the notices of complete checkpoints, of all subtasks.
+    notices: Arc<AtomicU64>,
 }
 
 impl Paced {
-    fn new(cx: &SourceContext, end: u64) -> Paced {
-        Paced { next: u64::from(cx.subtask), step: u64::from(cx.parallelism), end }
+    fn new(cx: &SourceContext, end: u64, notices: &Arc<AtomicU64>) -> Paced {
+        let (next, step) = (u64::from(cx.subtask), u64::from(cx.parallelism));
+        Paced { next, step, end, notices: notices.clone() }
     }
 }
 
@@ -57,23 +60,30 @@ impl Source for Paced {
         self.next = u64::from_le_bytes(state.try_into()?);
         Ok(())
     }
+
+    fn complete(&mut self, _: u64) {
+        self.notices.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 const KEYS: u64 = 1_000;
 
-/// Counts `0 .. end` by key and collects the counts at the end; `check` sees each number that is counted.
+/// Counts `0 .. end` by key and collects the counts at the end; `check` sees each number that is counted, and how
+/// many notices of complete checkpoints the sources have had.
 fn counting(
     settings: &[&str],
     end: u64,
     rows: &Collected<(u64, u64)>,
-    check: impl Fn(u64) + Clone + Send + Sync + 'static,
+    check: impl Fn(u64, u64) + Clone + Send + Sync + 'static,
 ) -> Environment {
     let env = Environment::with_config(config(settings));
     let rows = rows.clone();
-    env.source("numbers", move |cx: &SourceContext| Ok(Paced::new(cx, end)))
+    let notices = Arc::<AtomicU64>::default();
+    let noticed = notices.clone();
+    env.source("numbers", move |cx: &SourceContext| Ok(Paced::new(cx, end, &noticed)))
         .parallelism(2)
         .map(move |n| {
-            check(n);
+            check(n, notices.load(Ordering::Relaxed));
             n
         })
         .key_by::<u64, _>(|n| n % KEYS)
@@ -108,27 +118,36 @@ const RESTARTS: &str = "restart-strategy.type=fixed-delay";
 const ATTEMPTS: &str = "restart-strategy.fixed-delay.attempts=10";
 const AT_ONCE: &str = "restart-strategy.fixed-delay.delay=1 ms";
 const TWO: &str = "tidegate.shards=2";
+/// Quick to make, so that the first checkpoint does not wait for its file longer than the job lasts.
+const FILES: &str = "tidegate.log.file-size=256 kb";
 
 /// Goal: a job that fails three times, each time after a checkpoint, counts every record once.
 #[test]
 fn a_job_that_fails_goes_on_from_its_newest_checkpoint() {
-    const END: u64 = 60_000;
+    const END: u64 = 600_000;
     let directory = tempfile::tempdir().unwrap();
     let rows = Collected::default();
-    let failed: Arc<[AtomicBool; 3]> = Arc::default();
+    let failures = Arc::new(Mutex::new((0, 0)));
     let env =
-        counting(&[&dir(directory.path()), OFTEN, RESTARTS, ATTEMPTS, AT_ONCE, TWO], END, &rows, move |n| {
-            for (at, failed) in failed.iter().enumerate() {
-                if n == (at as u64 + 1) * 15_001 && !failed.swap(true, Ordering::Relaxed) {
-                    panic!("as planned, at {n}");
+        counting(&[&dir(directory.path()), OFTEN, FILES, RESTARTS, ATTEMPTS, AT_ONCE, TWO], END, &rows, {
+            move |n, notices| {
+                // One subtask's numbers, or two failures could fall into one attempt.
+                if n % 2 == 1 && n % 1_000 == 1 {
+                    let mut failures = failures.lock().unwrap();
+                    let (count, seen) = *failures;
+                    if count < 3 && notices >= seen + 2 {
+                        *failures = (count + 1, notices);
+                        drop(failures);
+                        panic!("as planned, at {n}");
+                    }
                 }
             }
         });
     let summary = run(&env).unwrap();
     assert_eq!(summary.restarts, 3);
     let checkpoints = summary.checkpoints.unwrap();
-    assert!(checkpoints.counts.completed >= 3, "{:?}", checkpoints.counts);
-    assert!(checkpoints.counts.restored >= 1, "{:?}", checkpoints.counts);
+    assert!(checkpoints.counts.completed >= 4, "{:?}", checkpoints.counts);
+    assert_eq!(checkpoints.counts.restored, 3, "{:?}", checkpoints.counts);
     check_counts(&rows, END);
 }
 
@@ -136,26 +155,32 @@ fn a_job_that_fails_goes_on_from_its_newest_checkpoint() {
 /// Method: cancel it again and again until it comes to its end.
 #[test]
 fn a_job_that_is_started_again_goes_on_from_its_directory() {
-    const END: u64 = 400_000;
+    const END: u64 = 1_000_000;
+    /// It is interrupted so often, and long before its end: the sink of this test shows rows when they come.
+    const STARTS: u64 = 4;
     let directory = tempfile::tempdir().unwrap();
     let rows = Collected::default();
     let seen = Arc::new(AtomicU64::new(0));
     for start in 1.. {
-        assert!(start < 100, "it does not come to its end");
         let counted = seen.clone();
-        let env = counting(&[&dir(directory.path()), OFTEN, TWO], END, &rows, move |_| {
+        let env = counting(&[&dir(directory.path()), OFTEN, FILES, TWO], END, &rows, move |_, _| {
             counted.fetch_add(1, Ordering::Relaxed);
         });
         let job = env.start("resumed").unwrap();
         let begun = seen.load(Ordering::Relaxed);
-        assert!(until(PATIENCE, || {
+        let goes_on = until(PATIENCE, || {
             let completed = job.checkpoints().map_or(0, |report| report.counts.completed);
-            job.is_over() || (completed >= 2 && seen.load(Ordering::Relaxed) > begun + 8_000)
-        }));
-        job.cancel();
+            job.is_over()
+                || (start < STARTS && completed >= 2 && seen.load(Ordering::Relaxed) > begun + 8_000)
+        });
+        let report = || job.checkpoints().map(|report| (report.counts, report.history.last().cloned()));
+        assert!(goes_on, "start {start}, {}: {:#?} {:#?}", job.state(), report(), job.snapshot());
+        if start < STARTS {
+            job.cancel();
+        }
         match job.wait() {
             Ok(summary) => {
-                assert!(start > 1, "it was not interrupted");
+                assert_eq!(start, STARTS, "it was not interrupted");
                 assert!(summary.checkpoints.unwrap().counts.restored == 1);
                 break;
             }
@@ -172,7 +197,7 @@ fn a_job_that_is_started_again_goes_on_from_its_directory() {
 fn restarts_are_used_up() {
     let fails = |settings: &[&str]| {
         let rows = Collected::default();
-        let env = counting(settings, 10_000, &rows, |n| assert_ne!(n, 5_000, "as planned"));
+        let env = counting(settings, 10_000, &rows, |n, _| assert_ne!(n, 5_000, "as planned"));
         run(&env).unwrap_err()
     };
     let error = fails(&[OFTEN, TWO, "restart-strategy.type=disable"]);
@@ -187,7 +212,7 @@ fn restarts_are_used_up() {
 fn a_checkpoint_can_be_asked_for() {
     let directory = tempfile::tempdir().unwrap();
     let rows = Collected::default();
-    let env = counting(&[&dir(directory.path()), TWO], 20_000, &rows, |_| {});
+    let env = counting(&[&dir(directory.path()), TWO], 20_000, &rows, |_, _| {});
     let job = env.start("asked").unwrap();
     assert!(until(PATIENCE, || job.state() == JobState::Running));
     let stats = job.blocking_checkpoint().expect("the job runs");
@@ -203,14 +228,14 @@ fn a_checkpoint_can_be_asked_for() {
 fn a_directory_is_one_jobs_and_one_process_s() {
     let directory = tempfile::tempdir().unwrap();
     let rows = Collected::default();
-    let env = counting(&[&dir(directory.path()), OFTEN, TWO], 20_000, &rows, |_| {});
+    let env = counting(&[&dir(directory.path()), OFTEN, TWO], 20_000, &rows, |_, _| {});
     let job = env.start("mine").unwrap();
-    let other = counting(&[&dir(directory.path()), OFTEN, TWO], 1, &rows, |_| {});
+    let other = counting(&[&dir(directory.path()), OFTEN, TWO], 1, &rows, |_, _| {});
     let error = other.start("mine").map(drop).unwrap_err().to_string();
     assert!(error.contains(&directory.path().display().to_string()) && error.contains("process"), "{error}");
     job.cancel();
     let _ = job.wait();
-    let other = counting(&[&dir(directory.path()), OFTEN, TWO], 1, &rows, |_| {});
+    let other = counting(&[&dir(directory.path()), OFTEN, TWO], 1, &rows, |_, _| {});
     let error = other.start("other").map(drop).unwrap_err().to_string();
     assert!(error.contains("mine") && error.contains("other"), "{error}");
 }
@@ -221,13 +246,13 @@ fn state_that_does_not_fit_the_job_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let rows: Collected<(u64, u64)> = Collected::default();
     let settings = [&*dir(directory.path()), OFTEN, TWO];
-    run(&counting(&settings, 5_000, &rows, |_| {})).unwrap();
+    run(&counting(&settings, 5_000, &rows, |_, _| {})).unwrap();
     let more = [settings[0], settings[1], settings[2], "pipeline.max-parallelism=64"];
-    let error = counting(&more, 5_000, &rows, |_| {}).start("test").map(drop).unwrap_err().to_string();
+    let error = counting(&more, 5_000, &rows, |_, _| {}).start("test").map(drop).unwrap_err().to_string();
     assert!(error.contains("64") && error.contains("128"), "{error}");
     let env = Environment::with_config(config(&settings));
     let all: Arc<Mutex<Vec<u64>>> = Arc::default();
-    env.source("others", |cx: &SourceContext| Ok(Paced::new(cx, 10)))
+    env.source("others", |cx: &SourceContext| Ok(Paced::new(cx, 10, &Arc::default())))
         .sink("rows", move |_| Ok(Collect::new(all.clone())));
     let error = env.start("test").map(drop).unwrap_err().to_string();
     assert!(error.contains("numbers") || error.contains("count"), "{error}");
