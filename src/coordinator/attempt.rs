@@ -61,7 +61,7 @@ pub(super) struct Site {
     pub messages: Sender<Message>,
 }
 
-/// An attempt that was started. Dropped, it ends its shards and waits for them.
+/// An attempt that was started. Dropped, it ends its shards and waits for them, unless it was abandoned.
 pub(super) struct Attempt {
     shards: Vec<ShardHandle>,
     /// Mail that a shard had no room for, in order.
@@ -150,6 +150,13 @@ impl Attempt {
                 // A panic there has ended the process.
                 let _ = thread.join();
             }
+        }
+    }
+
+    /// Waits for no thread: one that user code holds may never end. Those that are told to stop do so by themselves.
+    pub fn abandon(&mut self) {
+        for shard in &mut self.shards {
+            shard.thread = None;
         }
     }
 }

@@ -19,6 +19,7 @@ use crate::checkpoint::CheckpointReport;
 use crate::config::{Config, ConfigError};
 use crate::graph::plan::{Plan, PlanConfig, PlanError};
 use crate::subtask::RestoreError;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -292,7 +293,9 @@ impl RunningJob {
             match begun {
                 Ok(coordinator) => {
                     let _ = started.send(Ok(()));
-                    coordinator.run(&inbox)
+                    // A panic here is a bug of ours, and a job without a coordinator would run on for ever.
+                    catch_unwind(AssertUnwindSafe(|| coordinator.run(&inbox)))
+                        .unwrap_or_else(|_| std::process::abort())
                 }
                 Err(error) => {
                     let _ = started.send(Err(error));

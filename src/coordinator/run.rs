@@ -119,7 +119,9 @@ impl Coordinator {
             self.attempt.send_waiting();
             self.look_for_stalls();
             if self.stopping_since.is_some_and(|since| since.elapsed() > self.cancellation_timeout) {
-                return Err(self.stuck());
+                let error = self.stuck();
+                self.attempt.abandon();
+                return Err(error);
             }
         }
         self.end()

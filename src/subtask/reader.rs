@@ -422,12 +422,12 @@ impl Channels {
         }
     }
 
-    /// Whether every channel has ended.
+    /// Whether every channel has sent all its data.
     pub fn all_ended(&self) -> bool {
         self.open == 0
     }
 
-    /// Whether every channel of a logical input has ended.
+    /// Whether every channel of a logical input has sent all its data.
     pub fn input_ended(&self, input: u8) -> bool {
         self.open_of[usize::from(input)] == 0
     }
@@ -505,7 +505,7 @@ impl Channels {
             }
         }
         self.end_turn(&tail.metrics);
-        tail.finish(|| cx.clock.now_ns() >= cx.until_ns)
+        tail.finish(self.barriers.all_ended(), || cx.clock.now_ns() >= cx.until_ns)
     }
 
     pub fn control(&mut self, channel: ChannelIndex, control: Control, emit: impl FnMut(Control)) {

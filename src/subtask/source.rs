@@ -64,7 +64,7 @@ impl<S: Source, C: Collector<S::Item>> Task for SourceTask<S, C> {
             });
         }
         if !self.tail.is_running() {
-            return self.tail.finish(|| cx.clock.now_ns() >= cx.until_ns);
+            return self.tail.finish(true, || cx.clock.now_ns() >= cx.until_ns);
         }
         let mut now_ns = cx.now_ns;
         self.tail.next.begin_turn(now_ns);
@@ -75,7 +75,7 @@ impl<S: Source, C: Collector<S::Item>> Task for SourceTask<S, C> {
         }
         loop {
             if self.stopped {
-                return self.tail.finish(|| cx.clock.now_ns() >= cx.until_ns);
+                return self.tail.finish(true, || cx.clock.now_ns() >= cx.until_ns);
             }
             if !self.tail.next.ready() {
                 self.tail.end_turn(0, false);

@@ -140,8 +140,11 @@ impl<T: Record, C: Collector<T>> Tail<T, C> {
         metrics.overflow_bytes.set(overflow);
     }
 
-    /// A turn of a task whose input has ended: one bounded step after the other until `until`.
-    pub fn finish(&mut self, mut over: impl FnMut() -> bool) -> Progress {
+    /// A turn of a task that has got all its data: one bounded step after the other until `over`.
+    ///
+    /// With `input_ended` nothing else comes either. Until then a sender may have put a barrier before its end,
+    /// and sends the end only when somebody has taken the barrier.
+    pub fn finish(&mut self, input_ended: bool, mut over: impl FnMut() -> bool) -> Progress {
         let was_final = self.is_final();
         if self.phase == Phase::Running {
             self.phase = Phase::Finishing;
@@ -169,7 +172,7 @@ impl<T: Record, C: Collector<T>> Tail<T, C> {
                 return Progress::Ready;
             }
         }
-        if let (Phase::Final, Some(checkpoint)) = (self.phase, self.last_complete) {
+        if let (Phase::Final, Some(checkpoint), true) = (self.phase, self.last_complete, input_ended) {
             let mut settling = Settling::new(checkpoint, Settled::Committed);
             self.next.lifecycle(&mut Lifecycle::Settle(&mut settling));
             match settling.outcome() {

@@ -140,6 +140,11 @@ impl BarrierHandler {
         self.resume(id, out);
     }
 
+    /// Whether every channel has ended.
+    pub fn all_ended(&self) -> bool {
+        self.ended.iter().all(|ended| *ended)
+    }
+
     /// The checkpoint whose barriers are waited for, and how many channels it waits for.
     pub fn waiting(&self) -> Option<(CheckpointId, u32)> {
         self.pending.front().map(|pending| (pending.barrier.checkpoint, pending.missing))
