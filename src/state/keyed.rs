@@ -1,6 +1,6 @@
 //! The keyed state of one operator of one subtask: a table, and what checkpoints need to know of it.
 
-use super::StateKey;
+use super::{StateKey, Visitor};
 use crate::checkpoint::DeclineReason;
 use crate::graph::key_group::Assigner;
 use crate::operator::{Lifecycle, Snapshot, Writing};
@@ -42,6 +42,19 @@ impl<S: StateValue> TableValue for Plain<S> {
             Ok(view) => Ok(Plain(S::from_view(view))),
             Err(error) => Err(DecodeError { at: 0, what: "state", problem: error.to_string() }),
         }
+    }
+}
+
+/// Finds or makes the value of a key in one group.
+struct EntryOf<'t, K: TableKey, S: StateValue> {
+    table: &'t mut Table<K, Plain<S>>,
+    group: u32,
+}
+
+impl<'t, K: TableKey, S: StateValue> Visitor<K, &'t mut Plain<S>> for EntryOf<'t, K, S> {
+    #[inline(always)]
+    fn visit(self, key: K::Ref<'_>) -> &'t mut Plain<S> {
+        self.table.entry(self.group, key, Plain::default)
     }
 }
 
@@ -125,8 +138,7 @@ impl<K: StateKey, S: StateValue> KeyedState<K, S> {
     /// The value of a key whose group is known.
     #[inline(always)]
     pub(crate) fn entry_of(&mut self, group: u32, key: K::Ref<'_>) -> &mut S {
-        let table = &mut self.table;
-        &mut K::with_table(key, &mut self.scratch, |key| table.entry(group, key, Plain::default)).0
+        &mut K::visit(key, &mut self.scratch, EntryOf { table: &mut self.table, group }).0
     }
 
     /// Hash of a key, having asked for its slot.

@@ -15,12 +15,18 @@ pub trait StateKey: Key {
     /// How the table keeps it.
     type Table: TableKey;
 
-    /// Calls `f` with the key as the table looks it up; `scratch` may serve to encode it.
+    /// Shows `visitor` the key as the table looks it up; `scratch` may serve to encode it.
+    fn visit<R>(view: Self::Ref<'_>, scratch: &mut Vec<u8>, visitor: impl Visitor<Self::Table, R>) -> R;
+
+    /// Calls `f` with the key as the table looks it up.
+    #[inline(always)]
     fn with_table<R>(
         view: Self::Ref<'_>,
         scratch: &mut Vec<u8>,
         f: impl FnOnce(<Self::Table as TableKey>::Ref<'_>) -> R,
-    ) -> R;
+    ) -> R {
+        Self::visit(view, scratch, Call(f))
+    }
 
     /// The key as operators see it.
     ///
@@ -33,14 +39,30 @@ pub trait StateKey: Key {
     ) -> Result<Self::Ref<'a>, DecodeError>;
 }
 
+/// What is done with a key in the form of its table. A type and no closure where each record passes, since a
+/// closure cannot be told to be inlined.
+pub trait Visitor<K: TableKey, R> {
+    /// Does it.
+    fn visit(self, key: K::Ref<'_>) -> R;
+}
+
+struct Call<F>(F);
+
+impl<K: TableKey, R, F: FnOnce(K::Ref<'_>) -> R> Visitor<K, R> for Call<F> {
+    #[inline(always)]
+    fn visit(self, key: K::Ref<'_>) -> R {
+        (self.0)(key)
+    }
+}
+
 macro_rules! fixed_key {
     ($($type:ty),+) => {$(
         impl StateKey for $type {
             type Table = Fixed<$type>;
 
             #[inline(always)]
-            fn with_table<R>(view: $type, _: &mut Vec<u8>, f: impl FnOnce($type) -> R) -> R {
-                f(view)
+            fn visit<R>(view: $type, _: &mut Vec<u8>, visitor: impl Visitor<Fixed<$type>, R>) -> R {
+                visitor.visit(view)
             }
 
             #[inline(always)]
@@ -57,8 +79,8 @@ impl StateKey for String {
     type Table = Bytes;
 
     #[inline(always)]
-    fn with_table<R>(view: &str, _: &mut Vec<u8>, f: impl FnOnce(&[u8]) -> R) -> R {
-        f(view.as_bytes())
+    fn visit<R>(view: &str, _: &mut Vec<u8>, visitor: impl Visitor<Bytes, R>) -> R {
+        visitor.visit(view.as_bytes())
     }
 
     fn from_table<'a>(key: &'a [u8], scratch: &'a mut ()) -> Result<&'a str, DecodeError> {
@@ -70,8 +92,8 @@ impl StateKey for Vec<u8> {
     type Table = Bytes;
 
     #[inline(always)]
-    fn with_table<R>(view: &[u8], _: &mut Vec<u8>, f: impl FnOnce(&[u8]) -> R) -> R {
-        f(view)
+    fn visit<R>(view: &[u8], _: &mut Vec<u8>, visitor: impl Visitor<Bytes, R>) -> R {
+        visitor.visit(view)
     }
 
     fn from_table<'a>(key: &'a [u8], _: &'a mut ()) -> Result<&'a [u8], DecodeError> {
@@ -86,10 +108,10 @@ macro_rules! encoded_key {
             type Table = Bytes;
 
             #[inline]
-            fn with_table<R>(
+            fn visit<R>(
                 view: Self::Ref<'_>,
                 scratch: &mut Vec<u8>,
-                f: impl FnOnce(&[u8]) -> R,
+                visitor: impl Visitor<Bytes, R>,
             ) -> R {
                 scratch.clear();
                 match Self::encoded_len(view) {
@@ -99,7 +121,7 @@ macro_rules! encoded_key {
                     }
                     None => Self::encode_to_vec(view, scratch),
                 }
-                f(scratch)
+                visitor.visit(scratch)
             }
 
             fn from_table<'a>(
