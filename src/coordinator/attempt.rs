@@ -6,13 +6,13 @@
 
 use super::durable::Durable;
 use super::job::{JobError, Message, Shared, system};
+use super::or_abort;
 use crate::checkpoint::{CheckpointReport, CheckpointReports, Checkpointing};
 use crate::config::Config;
 use crate::graph::logical::LogicalGraph;
 use crate::subtask::wire::{ShardLinks, WireCheckpoints, doors, wire};
 use crate::subtask::{Restored, SharedLog};
 use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -294,11 +294,8 @@ fn start_shard(setup: ShardSetup) -> Result<(ShardHandle, ShardLinks), JobError>
             ShardParts { id, turn, flush, room, service, doors, sleeper, reports, metrics },
             mailbox,
         );
-        // A panic of user code is caught where tasks are run; any other is a bug of ours, and whoever waits
-        // for this shard would wait for ever.
-        if catch_unwind(AssertUnwindSafe(|| driver.run(&mut shard, &clock, idle))).is_err() {
-            std::process::abort();
-        }
+        // A panic of user code is caught where tasks are run.
+        or_abort(|| driver.run(&mut shard, &clock, idle));
     };
     let thread = std::thread::Builder::new()
         .name(format!("tidegate-shard-{}", id.0))

@@ -11,6 +11,7 @@ use super::attempt::Site;
 use super::checkpoint::{CheckpointStats, CheckpointsReport};
 use super::durable::Durable;
 use super::failure::CheckpointFailure;
+use super::or_abort;
 use super::probe::{Probe, memory_available};
 use super::run::Coordinator;
 use super::state::JobState;
@@ -19,7 +20,6 @@ use crate::checkpoint::CheckpointReport;
 use crate::config::{Config, ConfigError};
 use crate::graph::plan::{Plan, PlanConfig, PlanError};
 use crate::subtask::RestoreError;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -293,9 +293,7 @@ impl RunningJob {
             match begun {
                 Ok(coordinator) => {
                     let _ = started.send(Ok(()));
-                    // A panic here is a bug of ours, and a job without a coordinator would run on for ever.
-                    catch_unwind(AssertUnwindSafe(|| coordinator.run(&inbox)))
-                        .unwrap_or_else(|_| std::process::abort())
+                    or_abort(|| coordinator.run(&inbox))
                 }
                 Err(error) => {
                     let _ = started.send(Err(error));
@@ -377,7 +375,7 @@ impl RunningJob {
     ///
     /// [`JobError`] if it has failed or was cancelled.
     pub fn wait(self) -> Result<JobSummary, JobError> {
-        self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        self.thread.join().expect("a panic there has ended the process")
     }
 
     /// Ends the sources, so that the job finishes with what they have emitted.
