@@ -391,9 +391,10 @@ pub(super) struct Channels {
     pub inputs: Vec<u8>,
     pub timestamps: Vec<bool>,
     valve: WatermarkValve,
-    ended: Vec<bool>,
+    /// For each channel, whether it has sent all its data.
+    data_came: Vec<bool>,
     open: u32,
-    /// Channels of each logical input that have not ended.
+    /// Channels of each logical input that have data to come.
     open_of: [u32; 2],
     /// The chain takes nothing before this time.
     pub wait_until_ns: u64,
@@ -413,7 +414,7 @@ impl Channels {
             inputs,
             timestamps,
             valve: WatermarkValve::new(channels),
-            ended: vec![false; channels as usize],
+            data_came: vec![false; channels as usize],
             open: channels,
             open_of,
             wait_until_ns: 0,
@@ -423,12 +424,12 @@ impl Channels {
     }
 
     /// Whether every channel has sent all its data.
-    pub fn all_ended(&self) -> bool {
+    pub fn all_data_came(&self) -> bool {
         self.open == 0
     }
 
     /// Whether every channel of a logical input has sent all its data.
-    pub fn input_ended(&self, input: u8) -> bool {
+    pub fn data_came_of(&self, input: u8) -> bool {
         self.open_of[usize::from(input)] == 0
     }
 
@@ -436,7 +437,7 @@ impl Channels {
     pub fn event(&mut self, channel: ChannelIndex, event: Event, now_ns: u64, emit: impl FnMut(Control)) {
         match event {
             Event::EndOfData => {
-                if !std::mem::replace(&mut self.ended[channel.0 as usize], true) {
+                if !std::mem::replace(&mut self.data_came[channel.0 as usize], true) {
                     self.open -= 1;
                     self.open_of[usize::from(self.inputs[channel.0 as usize])] -= 1;
                     self.valve.end(channel.0, emit);
@@ -485,7 +486,7 @@ impl Channels {
         }
     }
 
-    /// A turn of a task whose input has ended: only barriers and the ends of channels are left to come.
+    /// A turn of a task that has got all its data: only barriers and the ends of channels are left to come.
     pub fn end<T: Record, C: Collector<T>>(
         &mut self,
         tail: &mut Tail<T, C>,
@@ -580,7 +581,7 @@ impl<T: Record, C: Collector<T>> Task for ReaderTask<T, C> {
                 Next::Data(channel) => (channel, None),
                 Next::Event(channel, event) => (channel, Some(event)),
                 // A consumer that nobody sends to, as behind a global exchange, has no event to wait for.
-                Next::Empty if self.channels.all_ended() => {
+                Next::Empty if self.channels.all_data_came() => {
                     return self.channels.end(&mut self.tail, cx);
                 }
                 Next::Empty => {
@@ -594,7 +595,7 @@ impl<T: Record, C: Collector<T>> Task for ReaderTask<T, C> {
                 let now_ns = cx.clock.now_ns();
                 self.channels.event(channel, event, now_ns, |control| self.tail.next.control(control));
                 self.channels.act(&mut self.tail, cx.clock);
-                if self.channels.all_ended() {
+                if self.channels.all_data_came() {
                     self.tail.end_turn(records, false);
                     return self.channels.end(&mut self.tail, cx);
                 }

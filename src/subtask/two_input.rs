@@ -104,8 +104,8 @@ impl<A, B, U: Record, H: Collector<U>> TwoInputTask<A, B, U, H> {
         H: TwoInput<A, B>,
     {
         match self.tail.next.wants() {
-            Inputs::First if self.channels.input_ended(0) => Inputs::Both,
-            Inputs::Second if self.channels.input_ended(1) => Inputs::Both,
+            Inputs::First if self.channels.data_came_of(0) => Inputs::Both,
+            Inputs::Second if self.channels.data_came_of(1) => Inputs::Both,
             wanted => wanted,
         }
     }
@@ -148,7 +148,7 @@ where
                 Next::Data(channel) => (channel, None),
                 Next::Event(channel, event) => (channel, Some(event)),
                 // A subtask that nobody sends to has no event to wait for.
-                Next::Empty if self.channels.all_ended() => {
+                Next::Empty if self.channels.all_data_came() => {
                     return self.channels.end(&mut self.tail, cx);
                 }
                 Next::Empty => {
@@ -162,7 +162,7 @@ where
                 let now_ns = cx.clock.now_ns();
                 self.channels.event(channel, event, now_ns, |control| self.tail.next.control(control));
                 self.channels.act(&mut self.tail, cx.clock);
-                if self.channels.all_ended() {
+                if self.channels.all_data_came() {
                     self.tail.end_turn(records, false);
                     return self.channels.end(&mut self.tail, cx);
                 }
