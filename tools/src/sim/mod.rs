@@ -9,6 +9,7 @@
 //! memory order within a ring (loom's models do that), the kernel, real clocks, sources that read the world.
 
 pub mod clock;
+pub mod disk;
 pub mod model;
 pub mod settings;
 pub mod topology;
