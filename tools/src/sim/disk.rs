@@ -106,13 +106,7 @@ impl Storage {
     }
 }
 
-fn writer(
-    disk: &SimDisk,
-    files: &SharedFiles,
-    kind: FileKind,
-    lineage: u128,
-    rng: &mut Rng,
-) -> LogWriter {
+fn writer(disk: &SimDisk, files: &SharedFiles, kind: FileKind, lineage: u128, rng: &mut Rng) -> LogWriter {
     let config = if kind == FileKind::Commits { tiny().of_commits() } else { tiny() };
     let source = InlineSource::new(files.clone(), kind, config.file_size_bytes);
     let blocks = Block::region(config.block_size_bytes, config.blocks);
