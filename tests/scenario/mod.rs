@@ -10,6 +10,7 @@ mod faults;
 mod flow;
 mod inputs;
 mod jobs;
+mod kills;
 mod simulation;
 mod support;
 mod wordcount;
