@@ -13,6 +13,7 @@ use super::job::{JobError, JobSummary, Message, Shared};
 use super::predict::{Predictor, Wait};
 use super::restart::RestartStrategy;
 use super::state::{JobState, Machine, Order};
+use crate::checkpoint::CheckpointReport;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
@@ -20,6 +21,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tidegate_shard::mailbox::Mail;
 use tidegate_shard::shard::{Report, ShardId, ShardMail};
 use tidegate_shard::task::{Clock, TaskIndex};
+use tidegate_storage::failpoint;
 
 /// Checkpoints of a running job.
 struct Checkpoints {
@@ -145,6 +147,9 @@ impl Coordinator {
             }
             Message::Checkpoint(attempt, report) if attempt == self.number => {
                 let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
+                if matches!(report, CheckpointReport::Ack(_)) {
+                    failpoint::pass(failpoint::COORDINATOR_ACK);
+                }
                 let actions = checkpoints.coordinator.report(now_ns, report);
                 self.act(actions)
             }
@@ -225,6 +230,7 @@ impl Coordinator {
         if let Some(checkpoints) = &mut self.checkpoints
             && std::mem::take(&mut checkpoints.unclean)
         {
+            failpoint::pass(failpoint::COORDINATOR_CLEAN);
             checkpoints.durable.clean(checkpoints.coordinator.oldest_pending());
         }
         Ok(())
@@ -284,15 +290,20 @@ impl Coordinator {
                 // No source has a coordinator that hands out splits: they are divided when the job starts.
                 Action::SnapshotCoordinator { .. } | Action::ReleaseCoordinators { .. } => continue,
                 Action::Trigger { subtask, barrier } => (subtask, Mail::Trigger(barrier)),
-                Action::Complete { subtask, id } => (subtask, Mail::Complete(id)),
+                Action::Complete { subtask, id } => {
+                    failpoint::pass(failpoint::COORDINATOR_NOTICE);
+                    (subtask, Mail::Complete(id))
+                }
                 Action::Abort { subtask, id } => (subtask, Mail::Abort(id)),
                 Action::Commit(metadata) => {
                     let id = metadata.id;
+                    failpoint::pass(failpoint::COORDINATOR_COMMIT);
                     let committed = checkpoints.durable.commit(metadata, &self.shared.clock);
                     let now_ns = self.shared.clock.now_ns();
                     let coordinator = &mut checkpoints.coordinator;
                     actions.extend(match committed {
                         CommitResult::Complete => {
+                            failpoint::pass(failpoint::COORDINATOR_COMPLETE);
                             checkpoints.unclean = true;
                             coordinator.committed(now_ns, id)
                         }

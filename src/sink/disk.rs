@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use thiserror::Error;
+use tidegate_storage::failpoint::{self, Point};
 
 /// Bytes that are gathered before they are written.
 const BUFFER_BYTES: usize = 128 << 10;
@@ -143,15 +144,15 @@ fn prepare(open: &Path, content: Content, pending: &Path) -> Result<(), DiskErro
         Content::Bytes(file, rest) => {
             let mut file = match file {
                 Some(file) => file,
-                None => act(open, "create it", || create(open))?,
+                None => act(failpoint::SINK_CREATE, open, "create it", || create(open))?,
             };
-            act(open, "write to it", || file.write_all(&rest))?;
+            act(failpoint::SINK_WRITE, open, "write to it", || file.write_all(&rest))?;
             file
         }
         Content::Rows(mut rows) => {
             rows.sort();
-            let file = act(open, "create it", || create(open))?;
-            act(open, "write to it", || {
+            let file = act(failpoint::SINK_CREATE, open, "create it", || create(open))?;
+            act(failpoint::SINK_WRITE, open, "write to it", || {
                 let mut to = BufWriter::with_capacity(BUFFER_BYTES, &file);
                 merge(&[&rows], |row| to.write_all(row).and_then(|()| to.write_all(b"\n")))?;
                 to.flush()
@@ -159,8 +160,8 @@ fn prepare(open: &Path, content: Content, pending: &Path) -> Result<(), DiskErro
             file
         }
     };
-    act(open, "sync it", || file.sync_all())?;
-    act(open, "give it its pending name", || fs::rename(open, pending))?;
+    act(failpoint::SINK_SYNC, open, "sync it", || file.sync_all())?;
+    act(failpoint::SINK_PENDING, open, "give it its pending name", || fs::rename(open, pending))?;
     sync_directory_of(pending)
 }
 
@@ -168,11 +169,13 @@ impl Publish {
     /// Does it; that it was done before is success.
     fn run(self) -> Result<(), PublishError> {
         let Publish { pending, bytes: expected, last, checkpoint } = self;
-        match act(&pending, "look at it", || found(&pending))? {
+        match act(failpoint::SINK_LOOK, &pending, "look at it", || found(&pending))? {
             Some(found) if expected != 0 && found != expected => {
                 return Err(PublishError::Damaged { pending, found, expected, checkpoint });
             }
-            Some(_) => match act(&pending, "give it its last name", || rename_new(&pending, &last)) {
+            Some(_) => match act(failpoint::SINK_PUBLISH, &pending, "give it its last name", || {
+                rename_new(&pending, &last)
+            }) {
                 Ok(()) => {}
                 Err(DiskError { cause, .. }) if cause.kind() == io::ErrorKind::AlreadyExists => {
                     return Err(PublishError::Taken { last, pending, checkpoint });
@@ -180,7 +183,7 @@ impl Publish {
                 Err(error) => return Err(error.into()),
             },
             // Done before, perhaps by a process that did not live to sync it.
-            None if act(&last, "look at it", || found(&last))?.is_some() => {}
+            None if act(failpoint::SINK_LOOK, &last, "look at it", || found(&last))?.is_some() => {}
             None => return Err(PublishError::Lost { last, pending, checkpoint }),
         }
         Ok(sync_directory_of(&last)?)
@@ -214,16 +217,18 @@ fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
 /// Makes the names durable of the directory in which `path` lies.
 pub(super) fn sync_directory_of(path: &Path) -> Result<(), DiskError> {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    act(directory, "sync it", || File::open(directory)?.sync_all())
+    act(failpoint::SINK_SYNC_DIRECTORY, directory, "sync it", || File::open(directory)?.sync_all())
 }
 
 /// One step on the disk. All go through here.
 pub(super) fn act<T>(
+    point: Point,
     path: &Path,
     doing: &'static str,
     step: impl FnOnce() -> io::Result<T>,
 ) -> Result<T, DiskError> {
     let failed = |cause| DiskError { path: path.to_path_buf(), doing, cause };
+    let step = || failpoint::act(point, step);
     #[cfg(test)]
     return faults::act(step).map_err(failed);
     #[cfg(not(test))]

@@ -7,6 +7,7 @@ use crate::source::SourceError;
 use std::sync::Arc;
 use tidegate_shard::account::SubtaskMetrics;
 use tidegate_shard::output::ResultPartition;
+use tidegate_storage::failpoint;
 use tidegate_storage::metadata::StateRef;
 
 /// A sink at the end of a chain.
@@ -71,6 +72,7 @@ impl<S: Sink> Collector<S::Item> for SinkEnd<S> {
                 }
             }
             Lifecycle::Complete(checkpoint) => {
+                failpoint::pass(failpoint::SUBTASK_NOTICE);
                 if let Err(cause) = self.sink.commit(*checkpoint) {
                     self.failed.get_or_insert(cause);
                 }

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidegate_shard::barrier::{Aligned, Barrier};
 use tidegate_shard::task::{Background, Clock, TurnContext};
+use tidegate_storage::failpoint;
 use tidegate_storage::log::frame::{FrameKind, FrameTag};
 use tidegate_storage::log::writer::{AppendError, LogWriter, Outcome, Span};
 use tidegate_storage::metadata::StateRef;
@@ -238,6 +239,7 @@ impl Checkpoints {
         ack.timings.async_ns = now_ns - sync_end_ns;
         ack.timings.state_bytes =
             ack.operators.iter().flat_map(|(_, state)| state.pieces()).map(StateRef::state_bytes).sum();
+        failpoint::pass(failpoint::SUBTASK_ACK);
         self.report(CheckpointReport::Ack(ack));
         if self.is_busy() { Background::More } else { Background::Nothing }
     }

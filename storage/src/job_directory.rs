@@ -14,6 +14,7 @@
 
 use crate::device::directory::{Directory, RealDirectory, publish, read_whole};
 use crate::error::StorageError;
+use crate::failpoint::{self, act};
 use crate::format::{Decoder, Encoder, open_document, seal_document};
 use crate::log::file::{FileName, LOG_DIRECTORY};
 use std::fs::{self, File, OpenOptions};
@@ -137,7 +138,7 @@ impl JobDirectory {
     /// [`StorageError::Locked`] names the other process; [`StorageError::OtherJob`] the other job; a directory
     /// that cannot be written is named.
     pub fn open(path: &Path, job: &str) -> Result<JobDirectory, StorageError> {
-        fs::create_dir_all(path).map_err(|e| StorageError::io("create", path, e))?;
+        make_durably(path)?;
         let lock = lock(&path.join(LOCK))?;
         let directory = Arc::new(RealDirectory::new(path));
         let mut warnings: Vec<String> = network(path).into_iter().collect();
@@ -162,6 +163,23 @@ impl JobDirectory {
     }
 }
 
+/// Makes a directory and those above it that are not there, each durable in the one that it is in: else a power cut
+/// could take all checkpoints, and leave the output that they have made visible.
+fn make_durably(path: &Path) -> Result<(), StorageError> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    make_durably(above)?;
+    match act(failpoint::JOB_DIRECTORY, || fs::create_dir(path)) {
+        Ok(()) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && path.is_dir() => {}
+        Err(error) => return Err(StorageError::io("create", path, error)),
+    }
+    act(failpoint::JOB_SYNC_DIRECTORY, || File::open(above)?.sync_all())
+        .map_err(|error| StorageError::io("sync", above, error))
+}
+
 fn lock(path: &Path) -> Result<File, StorageError> {
     let mut file = OpenOptions::new()
         .read(true)
@@ -180,10 +198,11 @@ fn lock(path: &Path) -> Result<File, StorageError> {
         }
         Err(error) => return Err(StorageError::io("lock", path, error.into())),
     }
-    let write = file
-        .set_len(0)
-        .and_then(|()| file.rewind())
-        .and_then(|()| file.write_all(format!("{}\n", std::process::id()).as_bytes()));
+    let write = act(failpoint::JOB_LOCK, || {
+        file.set_len(0)?;
+        file.rewind()?;
+        file.write_all(format!("{}\n", std::process::id()).as_bytes())
+    });
     write.map_err(|e| StorageError::io("write", path, e))?;
     Ok(file)
 }

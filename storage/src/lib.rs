@@ -8,6 +8,7 @@
 //! | module | what it is | may use |
 //! | ------ | ---------- | ------- |
 //! | [`config`], [`error`], [`format`](mod@format), [`handle`] | bounds; what can fail; every byte layout; where a frame lies | nothing |
+//! | [`failpoint`] | where tests end the process or have the disk fail; nothing in other builds | nothing |
 //! | [`device`] | operations in, completions out: io_uring, a thread with `pwrite`, a simulated disk | leaves |
 //! | [`log`] | recycled files of checksummed frames, one writer a shard | `device` |
 //! | [`job_directory`] | lock, lineage, run number | `device`, names of `log` |
@@ -23,6 +24,7 @@ pub mod checkpoint_store;
 pub mod config;
 pub mod device;
 pub mod error;
+pub mod failpoint;
 pub mod format;
 pub mod handle;
 pub mod job_directory;

@@ -38,6 +38,7 @@ use std::mem;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use thiserror::Error;
+use tidegate_storage::failpoint;
 use tidegate_storage::format::{DecodeError, Decoder, Encoder};
 
 /// Bytes that are gathered before they are written.
@@ -131,11 +132,11 @@ impl TransactionalFiles {
                     let parent = parent.to_path_buf();
                     return Err(TransactionalError::NoParent { path, parent });
                 }
-                act(&path, "make it", || fs::create_dir(&path))?;
+                act(failpoint::SINK_DIRECTORY, &path, "make it", || fs::create_dir(&path))?;
                 sync_directory_of(&path)?;
             }
         }
-        let lock = act(&path, "open it", || File::open(&path))?;
+        let lock = act(failpoint::SINK_PROBE, &path, "open it", || File::open(&path))?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(TransactionalError::InUse { path }),
@@ -144,8 +145,8 @@ impl TransactionalFiles {
         }
         // One that a process left that was killed just then is in nobody's way.
         let probe = path.join(PROBE);
-        act(&path, "make a file in it", || File::create(&probe))?;
-        act(&probe, "remove it", || fs::remove_file(&probe))?;
+        act(failpoint::SINK_PROBE, &path, "make a file in it", || File::create(&probe))?;
+        act(failpoint::SINK_PROBE, &probe, "remove it", || fs::remove_file(&probe))?;
         let halves = [(); 2].map(|()| u128::from(RandomState::new().hash_one(std::process::id())));
         let drawn = halves[0] << 64 | halves[1];
         Ok(TransactionalFiles { shared: Arc::new(Shared { path, beyond, drawn, _lock: lock }) })
@@ -266,7 +267,7 @@ impl Shared {
 
     /// What is in the directory, sorted; our names read.
     fn list(&self) -> Result<Vec<(OsString, Option<Name>)>, DiskError> {
-        let mut entries = act(&self.path, "list it", || {
+        let mut entries = act(failpoint::SINK_LIST, &self.path, "list it", || {
             fs::read_dir(&self.path)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>()
         })?;
         entries.sort_unstable();
@@ -296,9 +297,9 @@ impl<T, F> Parts<T, F> {
             let path = self.shared.path_of(&part.name);
             let file = match file {
                 Some(file) => file,
-                none => none.insert(act(&path, "create it", || create(&path))?),
+                none => none.insert(act(failpoint::SINK_CREATE, &path, "create it", || create(&path))?),
             };
-            act(&path, "write to it", || file.write_all(rows))?;
+            act(failpoint::SINK_WRITE, &path, "write to it", || file.write_all(rows))?;
             *written += rows.len() as u64;
             rows.clear();
         }
@@ -394,7 +395,7 @@ impl<T: Record, F: Format<T>> TwoPhase for Parts<T, F> {
 
     fn blocking_abort(&mut self, handle: &[u8]) -> Result<(), SourceError> {
         let path = self.shared.path_of(&Handle::decode(handle)?.name);
-        act(&path, "remove it", || match fs::remove_file(&path) {
+        act(failpoint::SINK_REMOVE, &path, "remove it", || match fs::remove_file(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             result => result,
         })?;
@@ -434,12 +435,12 @@ impl<T: Record, F: Format<T>> TwoPhase for Parts<T, F> {
         let mut moved = 0;
         for (entry, name) in self.shared.list()? {
             if name.is_some_and(|name| self.looks_after(&name) && self.is_beyond(&name, restored)) {
-                act(&aside, "make it", || match fs::create_dir(&aside) {
+                act(failpoint::SINK_RETRACT, &aside, "make it", || match fs::create_dir(&aside) {
                     Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
                     result => result,
                 })?;
                 let (from, to) = (self.shared.path.join(&entry), aside.join(&entry));
-                act(&from, "move it aside", || fs::rename(&from, &to))?;
+                act(failpoint::SINK_RETRACT, &from, "move it aside", || fs::rename(&from, &to))?;
                 sync_directory_of(&to)?;
                 moved += 1;
             }

@@ -4,6 +4,7 @@
 //! `a/b` with one slash at most.
 
 use crate::error::StorageError;
+use crate::failpoint::{self, Point, act};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -212,6 +213,17 @@ fn found(result: io::Result<()>) -> io::Result<()> {
     }
 }
 
+/// Of three points the one of a checkpoint's files, of log files, or of the job's own.
+fn of(name: &str, [checkpoint, log, job]: [Point; 3]) -> Point {
+    if name.starts_with("chk-") {
+        checkpoint
+    } else if name.starts_with("log") {
+        log
+    } else {
+        job
+    }
+}
+
 impl Directory for RealDirectory {
     fn path(&self, name: &str) -> PathBuf {
         if name.is_empty() { self.root.clone() } else { self.root.join(name) }
@@ -219,7 +231,7 @@ impl Directory for RealDirectory {
 
     fn list(&self, parent: &str) -> io::Result<Vec<(String, u64)>> {
         let mut names = Vec::new();
-        for entry in fs::read_dir(self.path(parent))? {
+        for entry in act(failpoint::LIST, || fs::read_dir(self.path(parent)))? {
             let entry = entry?;
             // A name that is not UTF-8 is none of ours.
             let Ok(name) = entry.file_name().into_string() else { continue };
@@ -234,7 +246,9 @@ impl Directory for RealDirectory {
     }
 
     fn create_dir(&self, name: &str) -> io::Result<()> {
-        match fs::create_dir(self.path(name)) {
+        let point =
+            of(name, [failpoint::METADATA_DIRECTORY, failpoint::LOG_DIRECTORY, failpoint::JOB_DIRECTORY]);
+        match act(point, || fs::create_dir(self.path(name))) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
             other => other,
         }
@@ -250,10 +264,10 @@ impl Directory for RealDirectory {
             let mut at = 0;
             while at < size {
                 let length = zeros.len().min((size - at) as usize);
-                file.write_all_at(&zeros[..length], at)?;
+                act(failpoint::LOG_FILE_WRITE, || file.write_all_at(&zeros[..length], at))?;
                 at += length as u64;
             }
-            file.sync_all()
+            act(failpoint::LOG_FILE_SYNC, || file.sync_all())
         };
         fill().inspect_err(|_| {
             let _ = fs::remove_file(&path);
@@ -264,8 +278,12 @@ impl Directory for RealDirectory {
         let path = self.path(name);
         let write = || {
             let mut file = OpenOptions::new().write(true).create_new(true).open(&path)?;
-            file.write_all(bytes)?;
-            file.sync_all()
+            let point =
+                of(name, [failpoint::METADATA_WRITE, failpoint::LOG_FILE_WRITE, failpoint::IDENTITY_WRITE]);
+            act(point, || file.write_all(bytes))?;
+            let point =
+                of(name, [failpoint::METADATA_SYNC, failpoint::LOG_FILE_SYNC, failpoint::IDENTITY_SYNC]);
+            act(point, || file.sync_all())
         };
         write().inspect_err(|error| {
             if error.kind() != io::ErrorKind::AlreadyExists {
@@ -276,13 +294,16 @@ impl Directory for RealDirectory {
 
     fn open(&self, name: &str, direct: bool) -> io::Result<OpenFile> {
         let flags = if direct { libc::O_DIRECT } else { 0 };
-        let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(self.path(name))?;
+        let open = || OpenOptions::new().read(true).write(true).custom_flags(flags).open(self.path(name));
+        let file = act(failpoint::LOG_FILE_OPEN, open)?;
         Ok(OpenFile::Real(Arc::new(file)))
     }
 
     fn open_read(&self, name: &str, mode: ReadMode) -> io::Result<Box<dyn ReadFile>> {
         let path = self.path(name);
-        let open = |flags| OpenOptions::new().read(true).custom_flags(flags).open(&path);
+        let open = |flags| {
+            act(failpoint::READ_OPEN, || OpenOptions::new().read(true).custom_flags(flags).open(&path))
+        };
         let file = match mode {
             ReadMode::Cached => open(0)?,
             ReadMode::Direct => match open(libc::O_DIRECT) {
@@ -299,19 +320,34 @@ impl Directory for RealDirectory {
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        fs::rename(self.path(from), self.path(to))
+        let point =
+            of(to, [failpoint::METADATA_RENAME, failpoint::LOG_FILE_RENAME, failpoint::IDENTITY_RENAME]);
+        act(point, || fs::rename(self.path(from), self.path(to)))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        found(fs::remove_file(self.path(name)))
+        let point = if name.ends_with(UNFINISHED) {
+            failpoint::UNFINISHED_REMOVE
+        } else {
+            of(name, [failpoint::METADATA_REMOVE, failpoint::LOG_FILE_REMOVE, failpoint::UNFINISHED_REMOVE])
+        };
+        found(act(point, || fs::remove_file(self.path(name))))
     }
 
     fn remove_dir(&self, name: &str) -> io::Result<()> {
-        found(fs::remove_dir(self.path(name)))
+        found(act(failpoint::METADATA_REMOVE_DIRECTORY, || fs::remove_dir(self.path(name))))
     }
 
     fn sync_dir(&self, parent: &str) -> io::Result<()> {
-        File::open(self.path(parent))?.sync_all()
+        let point = of(
+            parent,
+            [
+                failpoint::METADATA_SYNC_DIRECTORY,
+                failpoint::LOG_SYNC_DIRECTORY,
+                failpoint::JOB_SYNC_DIRECTORY,
+            ],
+        );
+        act(point, || File::open(self.path(parent))?.sync_all())
     }
 }
 
@@ -328,7 +364,7 @@ impl ReadFile for RealRead {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<usize> {
         let mut read = 0;
         while read < into.len() {
-            match self.file.read_at(&mut into[read..], offset + read as u64) {
+            match act(failpoint::READ, || self.file.read_at(&mut into[read..], offset + read as u64)) {
                 Ok(0) => break,
                 Ok(count) => read += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

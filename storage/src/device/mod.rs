@@ -12,6 +12,7 @@
 //! | [`probe`] | what a directory allows: io_uring, direct I/O |
 //! | `uring` | io_uring on the shard's own thread: several writes in flight, nothing blocks |
 //! | `blocking` | `pwrite` and `fdatasync` on a helper thread, where io_uring is forbidden |
+//! | `faulty` | fails where a test says so (feature `failpoints`) |
 //! | `sim` | a disk that loses, tears, reorders and lies from a seed (feature `sim`) |
 //!
 //! **Contract.** An operation is started at the next [`Device::drive`] or later, in any order against others,
@@ -22,6 +23,8 @@
 
 pub(crate) mod blocking;
 pub mod directory;
+#[cfg(feature = "failpoints")]
+pub(crate) mod faulty;
 pub mod memory;
 pub mod probe;
 #[cfg(any(test, feature = "sim"))]

@@ -91,6 +91,8 @@ impl LogSeed {
                     .map_err(|e| StorageError::io("set up", "io_uring of the log".as_ref(), e))?,
             ),
         };
+        #[cfg(feature = "failpoints")]
+        let device = Box::new(crate::device::faulty::FaultyDevice::new(device));
         Ok(LogWriter::new(self.config, self.lineage, device, self.source, blocks))
     }
 }
